@@ -1,20 +1,20 @@
-"""Speed and memory of this package's models beside code that people would take instead.
+"""Compare speed and memory of this package's models with code that people would use instead.
 
     python -m benchmarks [PAPER ...] [--quick] [--device cuda] [--dtype NAME ...]
                          [--original PATH ...] [--output FOLDER]
 
-Ours are compared with fairseq's own models of the same size, with plain code that does the same,
-with the published code in the checkouts of --original, and with x-transformers (with its
-recurrence) and lucidrains' product-key-memory where those are installed. Models that must compute
-the same as ours get the same weights, and are compared first. Then the models take turns,
-A B C A B C. A training step is forward, loss and backward (of memories and translation with the
-update), without dropout but in translation; memories are full from the start.
-benchmarks/cases.py has the table of cases.
+The models are compared with fairseq's own models of the same size, with plain implementations, with
+the published code in the checkouts of --original, and with x-transformers (with its recurrence) and
+lucidrains' product-key-memory if they are installed. Models that must compute the same as ours get
+the same weights, and their outputs are compared first. Then the models take turns, A B C A B C. A
+training step is forward, loss and backward; for memories and translation it includes the update.
+Only translation has dropout. Recurrent memories are full from the start. The table of cases is in
+benchmarks/cases.py.
 
-Tokens a second are those of the median turn. "% of rate": the time that a model's matrix products
-would take at the measured rate of a large one, as a part of its time. "ours": how many times as
-fast our model is in the same dtype. Peak memory is measured in a separate process, with the
-weights, without the libraries. FOLDER gets benchmark.json after every case, and benchmark.png.
+Tokens per second are of the median turn. "% of rate" is the share of a model's time that its matrix
+products would take at the measured rate of a large product. "ours" is how many times as fast our
+model is in the same dtype. Peak memory is measured in a separate process, with the weights, without
+the libraries. FOLDER gets benchmark.json after every case, and benchmark.png.
 """
 
 import argparse
@@ -42,12 +42,12 @@ from scripts._shared.machine import hardware_line
 from scripts._shared.results import check_plotting, markdown_table, save_plot
 
 HEADERS = ("model", "dtype", "tokens/s (lowest to highest)", "% of rate", "peak MiB", "ours")
-# Other programs' share of one core, in the last minute, above which figures are not to be trusted.
+# Load average of the last minute, due to other programs, above which results are unreliable.
 IDLE_LOAD = 0.5
 
 
 def table(rows: list[Row]) -> str:
-    """The rows of a case in Markdown."""
+    """Return the rows of a case as a Markdown table."""
     cells = []
     for row in rows:
         median, lowest, highest = (
@@ -61,7 +61,7 @@ def table(rows: list[Row]) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the cases, and print and write each as soon as it is there."""
+    """Measure the cases; print and write each as soon as it is measured."""
     check_at_least(1, turns=options.turns, threads=options.threads)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -88,11 +88,11 @@ def run(options: argparse.Namespace) -> None:
         except torch.OutOfMemoryError as error:
             left_out[name] = str(error)
             print(f"left out: {error}")
-            continue
-        rows += measured
-        for model, difference in differences[name].items():
-            print(f"{model} differs by {difference:.1g} at most (fp32)")
-        print(f"\n{table(measured)}", flush=True)
+        else:
+            rows += measured
+            for model, difference in differences[name].items():
+                print(f"{model} differs by {difference:.1g} at most (fp32)")
+            print(f"\n{table(measured)}", flush=True)
         if options.output:
             content = {
                 "hardware": hardware_line(device),
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
         description=__doc__,
@@ -118,12 +118,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("papers", nargs="*", metavar="PAPER", help=f"some of {', '.join(PAPERS)} (all)")
-    add("--quick", action="store_true", help="small cases, which show that every model runs")
+    add("--quick", action="store_true", help="small cases that only show that every model runs")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
     add("--dtype", nargs="+", choices=DTYPES, default=[FP32], help="one or more (fp32)")
     urls = ", ".join(checkout.url for checkout in CHECKOUTS.values())
     add("--original", nargs="+", type=Path, default=[], help=f"checkouts of {urls}")
-    add("--turns", type=int, default=7, help="number of turns that are timed (7)")
+    add("--turns", type=int, default=7, help="number of timed turns (7)")
     add(
         "--threads",
         type=int,

@@ -1,4 +1,4 @@
-"""How a case is measured: outputs are compared, turns timed, the machine's rate measured."""
+"""Measure a case: compare outputs, time turns, and measure the machine's rate."""
 
 import functools
 import re
@@ -25,7 +25,7 @@ RATE_REPEATS = 12
 
 
 class Setting(NamedTuple):
-    """Where and in which of :data:`DTYPES` a model computes."""
+    """The device and the dtype, one of :data:`DTYPES`, of a model."""
 
     device: torch.device
     dtype: str
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
     @contextmanager
     def precision(self, training: bool = True):
-        """Compute in the dtype within the block, in training with gradients."""
+        """Compute in the dtype within the block, with gradients in training."""
         enabled = self.dtype == AUTOCAST
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
         with torch.set_grad_enabled(training), autocast:
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a model does: a turn, which is timed, and outputs (N, …), which are compared."""
+    """The work of a model: a turn, which is timed, and outputs (N, …), which are compared."""
 
     turn: Callable[[], object]
     outputs: Callable[[], Tensor]
@@ -54,9 +54,9 @@ class Model(NamedTuple):
     """A model of a case.
 
     Args:
-        build: makes it and its inputs, which are always the same ones.
-        same: whether it must compute what ours does.
-        dtypes: those that it runs in.
+        build: function that makes the model and its inputs, which are always the same.
+        same: whether the model must compute the same as ours.
+        dtypes: dtypes in which the model runs.
     """
 
     build: Callable[[Setting], Work]
@@ -69,14 +69,14 @@ class Case:
     """Models that do the same work side by side: a row of the table of cases.
 
     Args:
-        paper: the room, or "kernels".
-        name: of the case.
+        paper: name of the paper's package, or "kernels".
+        name: name of the case.
         mode: TRAINING or EVALUATION.
-        tokens: that a turn reads.
-        models: by name; the first is this package's.
-        title: what a plot calls our model; "" keeps the case from plots.
-        tolerance: largest difference of outputs in fp32.
-        agreeing: the part of the outputs that must be within it.
+        tokens: number of tokens that a turn reads.
+        models: the models by name; the first is this package's.
+        title: our model's name in plots; "" keeps the case out of plots.
+        tolerance: largest allowed difference of outputs in fp32.
+        agreeing: share of the outputs that must be within the tolerance.
     """
 
     paper: str
@@ -94,7 +94,7 @@ class Case:
         return next(iter(self.models))
 
     def build(self, model: str, setting: Setting) -> Work:
-        """Return what one of the models does, which begins with the same random numbers as all."""
+        """Build one of the models and return its work; all start from the same random seed."""
         torch.manual_seed(1)
         return self.models[model].build(setting)
 
@@ -104,14 +104,14 @@ class Case:
 
 @dataclass
 class Row:
-    """What was measured of a model in a dtype.
+    """The measurements of a model in a dtype.
 
     Args:
-        peak_bytes: the most that it holds, with its weights, in a separate process.
-        multiply_adds: in a turn's matrix products, as torch.utils.flop_counter counts them.
-        of_rate: their time at the measured rate of a large matrix product, as a part of the turn.
-        seconds: of each turn.
-        times: how many times as fast ours is: this row's median over that of ours.
+        peak_bytes: peak memory, weights included, in a separate process.
+        multiply_adds: number in a turn's matrix products, as torch.utils.flop_counter counts them.
+        of_rate: their time at the rate of a large matrix product, as a fraction of the turn's time.
+        seconds: seconds of each turn.
+        times: how many times as fast ours is: this row's median over our median.
     """
 
     paper: str
@@ -132,14 +132,14 @@ class Row:
         return statistics.median(self.seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, and the tokens a second of the median turn."""
+        """Return all fields, and the tokens per second of the median turn."""
         return {**asdict(self), "tokens_per_second": self.tokens / self.median}
 
 
 def largest_differences(case: Case, device: torch.device) -> dict[str, float]:
-    """How much each model that must compute what ours does differs from it, in fp32.
+    """Return how much each model that must compute the same as ours differs from it, in fp32.
 
-    Raises ValueError when that is more than the case's tolerance.
+    Raises ValueError if a difference exceeds the case's tolerance.
     """
     setting, found = Setting(device, FP32), {}
     others = [name for name, model in case.models.items() if model.same]
@@ -149,8 +149,7 @@ def largest_differences(case: Case, device: torch.device) -> dict[str, float]:
         difference = ours - case.build(name, setting).outputs().flatten(1)
         of_rows = difference.abs().amax(1).sort().values
         found[name] = of_rows[int(case.agreeing * (len(of_rows) - 1))].item()
-        # not a number is not within it either
-        if not found[name] <= case.tolerance:
+        if not (found[name] <= case.tolerance and difference.isfinite().all()):
             remedy = "; give an unchanged checkout" if name.startswith(PUBLISHED) else ""
             raise ValueError(
                 f"{case}: {name} differs from {case.ours} by {found[name]:.2g} with the same "
@@ -167,7 +166,7 @@ def measure(
     turns: int,
     memory_of: Callable[[Case, str, str], int],
 ) -> list[Row]:
-    """Time the models of a case, which take turns, A B C A B C, after one that warms up."""
+    """Time the models of a case, which take turns, A B C A B C, after a warm-up turn of each."""
     rows = [
         Row(
             case.paper, case.name, case.mode, name, dtype, case.tokens, memory_of(case, name, dtype)
@@ -193,16 +192,16 @@ def measure(
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long work takes, with what it asks of a GPU.
+    """Return the seconds that work takes, including its work on a GPU.
 
-    The Timer of torch.utils.benchmark calls work twice before it takes a time; its clock does not.
+    This uses the clock of torch.utils.benchmark, not its Timer, which runs work twice beforehand.
     """
     return timeit.Timer(work, timer=timer).timeit(1)
 
 
 @functools.cache
 def multiply_add_rate(dtype: str, device: torch.device) -> float:
-    """Multiply-adds a second in products of large square matrices, the best of some."""
+    """Return the multiply-adds per second in products of large square matrices, best of several."""
     width = PRODUCT_WIDTH[device.type]
     of = torch.float32 if dtype == FP32 else torch.bfloat16
     left, right = (torch.randn(width, width, device=device).to(of) for _ in range(2))
@@ -213,9 +212,9 @@ def multiply_add_rate(dtype: str, device: torch.device) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes that this process has held: of the GPU's memory, or of the machine's on a CPU."""
+    """Return the bytes that this process has held at most: on the GPU, or in the machine's RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # both in KiB; getrusage's counts what the process was started from as well, if that was larger
+    # both in KiB; getrusage's value includes the peak of the process that started this one
     peak = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return 1024 * (int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

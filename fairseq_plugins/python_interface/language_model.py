@@ -266,7 +266,7 @@ class LanguageModel(LoadedModel):
         generator = self.task.build_generator([self.model], options, **end)
         if not stop_at_newline:
             end_by_length(generator)
-        if sampling:
+        if sampling and not self.reads_streams:  # the segment task does this itself
             draw_prompts(generator)
         prefix = tokens.unsqueeze(0).to(self.device)
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)

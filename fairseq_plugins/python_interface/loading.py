@@ -28,7 +28,12 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
 # options of the training's task that do not apply to evaluation
-_OF_TRAINING = {"eval_bleu": False, "dataset_impl": None, "tokens_per_sample_valid": None}
+_OF_TRAINING = {
+    "continue_past_eos": False,
+    "dataset_impl": None,
+    "eval_bleu": False,
+    "tokens_per_sample_valid": None,
+}
 
 
 def load(
@@ -193,7 +198,7 @@ def _split_options(
     for option in given:
         if option not in known | changeable:
             raise ValueError(
-                f"{option} is no option of {file} that can be changed, and no option of its "
+                f"{option} is not an option of {file} that can be changed, nor of its "
                 f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): "
                 f"{did_you_mean(option, known | changeable) or 'leave it out'}"
             )

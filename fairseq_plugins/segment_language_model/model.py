@@ -129,7 +129,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def check_options(cls, cfg: Any) -> None:
-        """Refuse options that make no model."""
+        """Refuse options from which no model can be built."""
 
     @classmethod
     def recurrence_length(cls, cfg: Any) -> int:
@@ -193,10 +193,12 @@ class SegmentLanguageModel(FairseqLanguageModel):
         self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
     ) -> Tensor:
         """Return (log-)probabilities (B, T, V) by :func:`.evaluate_probs`."""
-        probs = super().get_normalized_probs(net_output, log_probs, sample)
-        return evaluate_probs(
-            probs, log_probs, sample, self.softmax_temperature, self.decoder.dictionary
+        temperature = self.softmax_temperature
+        # given targets, an adaptive softmax skips other clusters, which a temperature needs
+        probs = super().get_normalized_probs(
+            net_output, log_probs, sample if temperature == 1 else None
         )
+        return evaluate_probs(probs, log_probs, sample, temperature, self.decoder.dictionary)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Log the recurrence that the figures depend on, and check ``--model-overrides``.

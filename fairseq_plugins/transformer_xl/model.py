@@ -214,7 +214,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         if decoder.adaptive_softmax is not None:
             projections += [tail[0] for tail in decoder.adaptive_softmax.tail]
             if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
-                projections.append(decoder.adaptive_softmax.head[0])
+                projections += decoder.adaptive_softmax.head[:-2]
         for projection in projections:
             # tied projections are drawn with the embeddings, and full-width bands have none
             if isinstance(projection, nn.Linear):

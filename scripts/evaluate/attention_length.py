@@ -1,26 +1,26 @@
-r"""Loss of a text against the attention length: how far back a trained model makes use of it.
+r"""Measure a text's loss against the attention length: how far back a trained model uses it.
 
     python -m scripts.evaluate.attention_length --data FOLDER --checkpoint XL=checkpoint_best.pt \
         --mem-len 128,256,512,1024 --output attention_length
 
 The attention length is raised at evaluation, as for the results of Transformer-XL (section 4) and
 its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory, and every
-token attends to that many tokens, as in the paper. Models without a memory read the
---extended-context before each segment anew: a token of a segment of S tokens sees that many tokens
-and up to S more.
+token attends to that many tokens, as in the paper. Models without a memory recompute the
+--extended-context before each segment: a token of a segment of S tokens sees that many tokens and
+up to S more.
 
 "Nats against the first" is the mean difference between a token's loss and its loss in the model's
 first row, the shortest length with the smallest clamp, with a 95% confidence interval. The interval
-takes the means of 32 parts of the text for independent. It holds for other text of this kind, not
-for another training.
+treats the means of 32 parts of the text as independent. It is valid for other text of this kind,
+not for another training.
 
---sliding-window N also times N windows: the tokens of the attention length are computed anew for
-every single token, as Al-Rfou et al. 2018 evaluate, instead of reusing states. The ratio of the two
-times is that of Transformer-XL's table 9, published for another machine and implementation.
+--sliding-window N also times N windows: the whole attention length is recomputed for every single
+token, as Al-Rfou et al. 2018 evaluate, instead of reusing states. Table 9 of Transformer-XL has
+this ratio of times for another machine and implementation.
 
-Writes attention_length.json, brought up to date after each figure, and attention_length.png, and
-prints a table. More streams (--batch-size) are faster, but each starts with an empty memory: one
-stream gives the exact figure of the text.
+Writes attention_length.json, updated after each measurement, and attention_length.png, and prints a
+table. More streams (--batch-size) are faster, but each starts with an empty memory: one stream
+gives the exact loss of the text.
 """
 
 import argparse
@@ -46,15 +46,15 @@ from scripts._shared.results import markdown_table, prepare_results, save_result
 
 # Table 9: how many times slower the model of Al-Rfou et al. 2018 is.
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-# Losses of neighbors depend on one another, those of distant tokens hardly: the means of so many
-# parts of a text, each of at least so many tokens, are taken for independent.
+# Losses of nearby tokens are correlated, those of distant tokens hardly: the means of PARTS parts
+# of a text, each of at least PART_TOKENS tokens, are treated as independent.
 PARTS, PART_TOKENS = 32, 512
 # The 97.5% quantile of Student's t with PARTS - 1 degrees of freedom.
 T_QUANTILE = 2.0395
 
 
 def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Attention lengths that the options ask for: for each clamp, the lengths rising.
+    """Return the attention lengths that the options ask for: for each clamp, increasing lengths.
 
     ``clamp_len`` None leaves the clamp as it was trained.
     """
@@ -63,7 +63,7 @@ def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
     if arguments.mem_len is None:
         if arguments.sliding_window:
-            raise ValueError("--sliding-window is about a memory: drop it, or give --mem-len")
+            raise ValueError("--sliding-window needs a memory: drop it, or give --mem-len")
         contexts = arguments.extended_context
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
         lengths = [{"mem_len": 0, "extended_context": context} for context in contexts]
@@ -74,9 +74,9 @@ def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def paired_difference(losses: Any, reference: Any) -> tuple[float, float | None]:
-    """Mean difference of two losses of the same tokens, (N,) each, and half its 95% interval.
+    """Return the mean difference of two losses (N,) of the same tokens, and half its 95% interval.
 
-    A text that is too short for an interval has None in its place.
+    The interval is None if the text is too short for it.
     """
     import numpy as np
 
@@ -88,7 +88,7 @@ def paired_difference(losses: Any, reference: Any) -> tuple[float, float | None]
 
 
 def time_window(checkpoint: NamedFile, tokens: Any, arguments: argparse.Namespace) -> float:
-    """Median seconds to read tokens (L,) anew and score the last one, without a memory."""
+    """Return the median seconds to read tokens (L,) and score the last one, without a memory."""
     import numpy as np
     import torch
 
@@ -115,7 +115,7 @@ def time_window(checkpoint: NamedFile, tokens: Any, arguments: argparse.Namespac
 def measure(
     checkpoint: NamedFile, length: dict[str, Any], tokens: Any, arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], Any]:
-    """A row of the results, and the loss of each token in nats, (N,)."""
+    """Return a row of the results, and the loss of each token in nats, (N,)."""
     import numpy as np
 
     from fairseq_plugins.python_interface.scoring import in_unit
@@ -158,7 +158,7 @@ def measure(
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
-    """Table of the figures in Markdown."""
+    """Return the results as a Markdown table."""
     headers = ["model", "memory", "extended context", "clamp", "segment", "streams"]
     headers += ["tokens", rows[0]["unit"], "nats against the first", "seconds"]
     cells = []
@@ -173,7 +173,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 
 def format_times(rows: list[dict[str, Any]]) -> str:
-    """Table in Markdown of the times of reused states and of windows."""
+    """Return the times of state reuse and of sliding windows as a Markdown table."""
     headers = ["model", "attention length", "state reuse, ms/token", "sliding window, ms/token"]
     cells = []
     for row in rows:
@@ -241,22 +241,22 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
     add_text_options(parser, "attention_length")
-    add("--max-tokens", type=int, help="score only the first so many tokens (all)")
+    add("--max-tokens", type=int, help="score only this many tokens from the start (all)")
     lengths = parser.add_mutually_exclusive_group(required=True)
     lengths.add_argument("--mem-len", help="memory lengths to evaluate with, such as 128,256,512")
-    help_text = "tokens before each segment that are computed anew, for models without a memory"
+    help_text = "tokens before each segment to recompute, for models without a memory"
     lengths.add_argument("--extended-context", help=help_text)
     add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
-    add("--clamp-len", help="distance limits, such as 400,800 (as it was trained)")
+    add("--clamp-len", help="distance limits, such as 400,800 (as trained)")
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
-    help_text = "time N sliding windows of each attention length too (0)"
+    help_text = "also time N sliding windows of each attention length, for one stream (0)"
     add("--sliding-window", type=int, default=0, metavar="N", help=help_text)
     parsed = parser.parse_args(arguments)
-    kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far"
+    kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the results so far"
     return exit_status(lambda: measure_lengths(parsed), kept, parsed.output)
 
 

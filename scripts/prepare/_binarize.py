@@ -1,12 +1,13 @@
-"""Words between blanks to fairseq's binarized format, each line ended by </s>.
+"""Binarize whitespace-separated text with fairseq-preprocess; each line ends with </s>.
 
-fairseq-preprocess does it. Beside its files stands units.json, which says what a symbol is:
+The file units.json beside the binarized files describes the symbols:
 
 unit        bytes (by their numbers), characters, words or subwords
-bpe         what makes subwords: subword_nmt or sentencepiece, else null
-model       its codes or model, relative to the folder of units.json, else null
-tokenizer   moses where it made the words, else null; language: the code of its rules
-symbols     characters that are written in another way, such as a blank, each with its symbol
+bpe         the tool that makes subwords: subword_nmt or sentencepiece, else null
+model       path of its codes or model, relative to the folder of units.json, else null
+tokenizer   moses if it made the words, else null; language: code of the language of its rules;
+            moses_no_dash_splits: true if it keeps words with hyphens whole
+symbols     symbols of characters that are not written as themselves, such as the space
 """
 
 import re
@@ -21,13 +22,13 @@ from scripts._shared.files import write_json
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-# What separates words in Python's text but not in its bytes, such as the no-break space.
+# Whitespace for str.split() but not for bytes.split(), such as the no-break space.
 OTHER_BLANK = re.compile(r"[^\S \t\n\r\v\f]")
-# Written for such a blank within a word, where fairseq would cut the word.
+# Replaces such whitespace within a word, since fairseq would split the word there.
 VISIBLE_BLANK = "\u2423"
-# With fairseq's default factor of 8 a dictionary that it counts would get made-up symbols.
+# With its default padding factor of 8, fairseq would add made-up symbols to a new dictionary.
 NO_MADE_UP_SYMBOLS = ("--padding-factor", "1")
-# Tokens that are compared at once.
+# Tokens compared at once.
 SCANNED = 2**24
 
 
@@ -40,7 +41,7 @@ def write_units(
     symbols: Mapping[str, str] = {},
     hyphens: bool = False,
 ) -> None:
-    """Write units.json; with Moses' language and hyphens (True: split) where it made the words."""
+    """Write units.json; give Moses' language and hyphens (True: split) if it made the words."""
     tokenizer = "moses" if language else None
     content = {"unit": unit, "bpe": bpe, "model": model, "tokenizer": tokenizer}
     content |= {"language": language, "moses_no_dash_splits": bool(language) and not hyphens}
@@ -48,25 +49,25 @@ def write_units(
 
 
 def load_srcdict(path: Path) -> "Dictionary":
-    """Dictionary of the file that --srcdict names; raises ValueError for another file."""
+    """Return the dictionary in the --srcdict file; raise ValueError for any other file."""
     from fairseq.data import Dictionary
 
     try:
         return Dictionary.load(str(path))
-    # fairseq raises plain exceptions for another encoding or a symbol that is there twice.
+    # fairseq raises plain Exceptions for another encoding or a duplicate symbol
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"--srcdict {short(path)} is no dictionary of fairseq ({reason}): "
-            "give the dict.txt of the model, a symbol and its count on each line"
+            f"--srcdict {short(path)} is not a dictionary of fairseq ({reason}): "
+            "give the dict.txt of the model, with a symbol and its count on each line"
         ) from error
 
 
 def mend_offsets(prefix: str) -> dict[str, int]:
-    """Write the index of a split anew from its lengths; return its lines, tokens and <unk>.
+    """Rewrite the index of a split from its lengths; return its number of lines, tokens and <unk>.
 
-    With numpy 2 fairseq adds the lengths of parts that it merged in 32 bits: the offsets of a
-    split beyond 2 GiB would be wrong.
+    With numpy 2, fairseq adds up the lengths of merged parts in 32 bits, so offsets beyond 2 GiB
+    would be wrong.
     """
     import numpy as np
     from fairseq.data import Dictionary
@@ -74,12 +75,12 @@ def mend_offsets(prefix: str) -> dict[str, int]:
 
     index = MMapIndexedDataset.Index(index_file_path(prefix))
     lengths, dtype = index.sizes.tolist(), index.dtype
-    # It is a memory map of the file that is written next.
+    # release the memory map: the file is rewritten next
     del index
     with MMapIndexedDataset.Index.writer(index_file_path(prefix), dtype) as writer:
         writer.write(lengths)
     data = np.memmap(data_file_path(prefix), dtype=dtype, mode="r")
-    # of every dictionary
+    # <unk> has the same index in every dictionary
     unknown = Dictionary().unk()
     pieces = (data[first : first + SCANNED] for first in range(0, len(data), SCANNED))
     found = sum(int((piece == unknown).sum()) for piece in pieces)
@@ -93,14 +94,14 @@ def preprocess(
     options: Iterable[str] = NO_MADE_UP_SYMBOLS,
     languages: tuple[str, str] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """Print and run fairseq-preprocess; return lines, tokens and <unk> of each split.
+    """Print and run fairseq-preprocess; return the number of lines, tokens and <unk> by split.
 
     Args:
-        texts: of train, valid, test, test1 and so on; with languages, what its two texts have
-            before ``.LANGUAGE``, and splits are called ``SPLIT.SOURCE-TARGET.LANGUAGE``.
-        target: its folder. Its log lies beside it until it succeeds.
-        workers: processes that work at once.
-        options: further words, which name the dictionary.
+        texts: files of train, valid, test, test1 and so on; with languages, the files' names
+            without ``.LANGUAGE``, and the splits are called ``SPLIT.SOURCE-TARGET.LANGUAGE``.
+        target: folder to write. The log lies beside it until the command succeeds.
+        workers: number of parallel processes.
+        options: further options, which define the dictionary.
         languages: source and target; None for texts in one language.
     """
     command, splits = [program("fairseq-preprocess")], list(texts)
@@ -112,7 +113,7 @@ def preprocess(
         command.append("--only-source")
     for split, names in groupby(texts, lambda name: name.rstrip("0123456789")):
         command += [f"--{split}pref", ",".join(short(texts[name]) for name in names)]
-    # fairseq binarizes the first part of a text after the others.
+    # fairseq starts one process fewer than --workers; it binarizes the first part itself afterwards
     processes = workers + 1 if workers > 1 else 1
     command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)

@@ -2,21 +2,21 @@
 
     python -m scripts.prepare.text --input TEXT --unit subwords --moses en --output DATA
 
-TEXT is one text, whose last --held-out lines test and those before them validate; a folder with a
-document a file, of which --held-out are drawn for each; or a folder with train.txt, valid.txt and
-test.txt. Files may be compressed (.gz). Text is UTF-8. Lines and empty lines keep their order;
-each line ends with </s>, and an empty line is a lone </s>. Between two documents of a folder stands
-an empty line. Windows line ends and a byte-order mark are left out.
+TEXT is one text, whose last --held-out lines are for testing and those before them for validation;
+a folder with one document per file, of which --held-out are drawn for each of these parts; or a
+folder with train.txt, valid.txt and test.txt. Files are UTF-8 and may be compressed (.gz). Lines,
+even empty ones, keep their order; each line ends with </s>, and an empty line is a lone </s>. An
+empty line separates documents of a folder. Windows line ends and a byte-order mark are left out.
 
---unit characters   each is a symbol, the space is U+2581; other blanks are kept, as <U+00A0>
---unit words        what blanks of any kind separate, or with --moses LANGUAGE Moses tokens
---unit subwords     units of such words, by codes that are learned on the training part
+--unit characters   characters; the space becomes U+2581, other whitespace such as <U+00A0>
+--unit words        words between whitespace of any kind, or Moses tokens with --moses LANGUAGE
+--unit subwords     units of these words, by codes that are learned on the training part
 
 OUTPUT/tokens, OUTPUT/bpe     {train,valid,test}.txt as words or characters, as units; bpe/codes
-OUTPUT/bin                    dict.txt, {train,valid,test}.{bin,idx}; units.json: what a symbol is
-OUTPUT/preparation.json       options and sizes, to turn perplexities of units into those of words
+OUTPUT/bin                    dict.txt, {train,valid,test}.{bin,idx}; units.json about the symbols
+OUTPUT/preparation.json       options and sizes, to convert perplexities per unit to those per word
 
-Stages that are done are not done again. With another option the command names what to remove.
+Finished stages are not repeated; after a change of options the command says what to remove.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from scripts.prepare._subwords import (
 )
 
 SUFFIXES = (".txt", ".txt.gz")
-# Of so many documents or lines one validates and one tests, if --held-out is not given.
+# Without --held-out, one in this many documents or lines is for validation, and one for testing.
 SHARE = 20
 BLANK = "\u2581"
 
@@ -61,15 +61,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--input", type=existing, required=True, metavar="TEXT", help=text)
     text = "lines or documents for each of valid and test (default: a twentieth)"
     add("--held-out", type=int, metavar="N", help=text)
-    add("--seed", type=int, default=1, help="documents are drawn with (default: %(default)s)")
+    add("--seed", type=int, default=1, help="seed for drawing documents (default: %(default)s)")
     units = ("words", "characters", "subwords")
     add("--unit", required=True, choices=units, help="what a symbol is")
-    add("--moses", metavar="LANGUAGE", help="let Moses make the words, by the rules of en, de, ...")
+    add("--moses", metavar="LANGUAGE", help="tokenize with Moses, by the rules of en, de, ...")
     add_subword_options(parser)
-    text = "use these codes of byte pair encoding, those of a trained model, and learn none"
+    text = "codes of byte pair encoding of a trained model, to use instead of new ones"
     add("--bpe-codes", type=existing, metavar="FILE", help=text)
     dictionary = parser.add_mutually_exclusive_group()
-    text = "use this dict.txt, that of a trained model, and count none"
+    text = "dict.txt of a trained model, to use instead of a new one"
     dictionary.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
     text = "symbols seen less often in training become <unk> (default: none)"
     dictionary.add_argument("--threshold", type=int, default=0, metavar="N", help=text)
@@ -77,14 +77,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Text:
-    """Files that are read one after the other, or lines of one, from the first before the last."""
+    """Files to read one after another, or lines of one file, from first up to but not last."""
 
     files: tuple[Path, ...]
     first: int = 0
     last: int | None = None
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Each line, and where it stands."""
+        """Yield each line and its place, for messages."""
         for index, path in enumerate(self.files):
             if index:
                 yield "", ""
@@ -94,19 +94,19 @@ class Text:
 
 
 def check_held_out(given: int | None, count: int, things: str) -> int:
-    """How many of the lines or files are held out for each part."""
+    """Return the number of lines or files to hold out for each of valid and test."""
     number = max(1, count // SHARE) if given is None else given
     check_at_least(1, held_out=number)
     if 2 * number >= count:
         raise ValueError(
-            f"--held-out {number} for each of valid and test leave none of {count} {things} to "
+            f"--held-out {number} for each of valid and test leaves none of {count} {things} to "
             "train on: give a smaller number or more text"
         )
     return number
 
 
 def lines_of_a_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
-    """Parts of a file: its last lines test, those before them validate."""
+    """Split a file: its last lines are for testing, those before them for validation."""
     count = sum(1 for _ in read_lines(path))
     number = check_held_out(options.held_out, count, "lines")
     cuts = (0, count - 2 * number, count - number, count)
@@ -114,7 +114,7 @@ def lines_of_a_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
 
 
 def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
-    """Parts of a folder with a document a file, drawn at random, in the order of their names."""
+    """Split the documents of a folder at random; each part is in the order of names."""
 
     def name(path: Path) -> str:
         return path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
@@ -129,7 +129,7 @@ def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
 
 
 def find_parts(options: argparse.Namespace) -> dict[str, Text]:
-    """The text of each part; raises ValueError when a folder lacks one of three."""
+    """Return the text of each part; raise ValueError if a folder has some of the three only."""
     source = options.input
     if source.is_file():
         return lines_of_a_file(source, options)
@@ -160,7 +160,7 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raise ValueError when an option is impossible or does not go with the unit."""
+    """Raise ValueError if an option is invalid or does not fit the unit."""
     check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
     check_at_least(0, threshold=options.threshold)
     if options.moses and options.unit == "characters":
@@ -178,9 +178,9 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def other_blanks() -> dict[str, str]:
-    """Symbols of characters that fairseq would take for blanks between symbols, and of the space.
+    """Return the symbols of whitespace characters, which fairseq would take for separators.
 
-    The space has U+2581, as in sentencepiece's units; what that is in a text has another symbol.
+    The symbol of a space is U+2581, as in sentencepiece; a U+2581 of the text gets another symbol.
     """
     blanks = [character for character in map(chr, range(sys.maxunicode)) if character.isspace()]
     named = {character: f"<U+{ord(character):04X}>" for character in (*blanks, BLANK)}
@@ -188,17 +188,20 @@ def other_blanks() -> dict[str, str]:
 
 
 def character_symbols() -> Work:
-    """Function from lines to lines of their characters with one space between two."""
+    """Return a function from lines to lines of their characters, separated by single spaces."""
     symbols = other_blanks()
     return lambda lines: [" ".join(symbols.get(one, one) for one in line) for line in lines]
 
 
 def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) -> dict:
-    """Write the words or characters of each part; return its characters, lines and words."""
+    """Write the words or characters of each part; count its characters, lines and words."""
     make: Callable[[], Work] = partial(moses_tokenizer, options.moses)
+    workers = options.workers
     if options.unit == "characters":
         make = character_symbols
     blanks_separate = options.unit != "characters" and not options.moses
+    if blanks_separate:
+        make, workers = lambda: list, 1
     sizes = {}
 
     def lines(text: Text, size: dict) -> Iterator[str]:
@@ -208,19 +211,16 @@ def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) 
 
     for split, text in parts.items():
         size = sizes[split] = {"characters": 0}
-        target, description = folder / f"{split}.txt", f"tokenize {split}"
-        if blanks_separate:
-            size |= write_lines(lines(text, size), target, lambda: list, 1, description)
-        else:
-            size |= write_lines(lines(text, size), target, make, options.workers, description)
+        target = folder / f"{split}.txt"
+        size |= write_lines(lines(text, size), target, make, workers, f"tokenize {split}")
         if not size["words"]:
             files = ", ".join(map(short, text.files[:3]))
-            raise ValueError(f"the {split} part has no text ({files}): give one that has")
+            raise ValueError(f"the {split} part has no text ({files}): give files with text")
     return sizes
 
 
 def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
-    """Write the folder for fairseq; return its number of symbols, and the sizes of each part."""
+    """Write the fairseq data folder; return the number of symbols and the sizes of each part."""
     which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(options.threshold)]
     if options.srcdict:
         which = ["--srcdict", short(options.srcdict)]
@@ -264,7 +264,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     return run_preparation(__doc__, add_options, prepare, arguments)
 
 

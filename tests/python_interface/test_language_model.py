@@ -11,7 +11,7 @@ from fairseq_plugins.python_interface.scoring import in_unit
 
 TEXT = "abcdefghijklmnop\nponmlkj\n\nabacadaeafagahaiajak\nacegikmo"
 KINDS = ("recurrent", "same_length", "zeros", "forgetful", "absolute", "spans", "streams", "blocks")
-# between symbols: within segments of 8 and blocks of 10, at their ends, and token by token
+# cuts within segments of 8 and blocks of 10, at their ends, and after each token
 CUTS = [(3,), (8, 16), (1, 2, 3, 20, 21, 40), tuple(range(1, len(TEXT)))]
 
 
@@ -69,7 +69,7 @@ def test_segments_and_options_are_those_asked_for(saved, models):
 
 @pytest.mark.parametrize("kind", ["recurrent", "blocks"])
 def test_a_prompt_is_continued_by_what_is_likeliest(saved, kind):
-    # to a generator each token is a segment
+    # generation treats each token as a segment
     length = 1 if kind == "recurrent" else None
     model = load(saved / f"{kind}.pt", saved / "text", tokens_per_sample=length)
     text = model.generate("abc", 4)
@@ -91,12 +91,12 @@ def test_samples_are_those_of_their_seed_and_temperature(saved, models):
     assert first == again != other
     assert torch.equal(torch.get_rng_state(), state)
     assert model.generate("ab", 30, sampling=True) != model.generate("ab", 30, sampling=True)
-    # nothing to choose from
+    # there is only one choice
     likeliest = model.generate("ab", 30)
     assert model.generate("ab", 30, top_k=1) == likeliest
     assert model.generate("ab", 30, top_p=1e-6) == likeliest
     assert model.generate("ab", 30, sampling=True, temperature=1e-3) == likeliest
-    # the prompt's symbols, which have no other choice, are then too unlikely for single precision
+    # the symbols forced by the prompt are then too unlikely for single precision
     blocks = models("blocks")
     assert blocks.generate("ab", 6, sampling=True, temperature=1e-6) == blocks.generate("ab", 6)
     # the temperatures of scores and of generation multiply
@@ -106,7 +106,7 @@ def test_samples_are_those_of_their_seed_and_temperature(saved, models):
     assert model.score(TEXT).nats != pytest.approx(models("recurrent").score(TEXT).nats, abs=1e-3)
 
 
-def test_generation_stops_where_the_line_does_if_asked_to(models):
+def test_generation_stops_where_the_line_does_if_asked_to(saved, models, tmp_path):
     model = models("recurrent")
     samples = [model.generate("ab", 40, sampling=True, seed=seed) for seed in range(4)]
     assert any("\n" in sample for sample in samples)
@@ -114,6 +114,12 @@ def test_generation_stops_where_the_line_does_if_asked_to(models):
     lines = [model.generate("ab", 40, seed=seed, **given) for seed in range(4)]
     assert not any("\n" in line for line in lines)
     assert min(map(len, lines)) < 42
+    # even if the model was trained with --continue-past-eos
+    state = torch.load(saved / "recurrent.pt", weights_only=False)
+    state["cfg"]["task"]["continue_past_eos"] = True
+    torch.save(state, tmp_path / "endless.pt")
+    endless = load(tmp_path / "endless.pt", saved / "text")
+    assert [endless.generate("ab", 40, seed=seed, **given) for seed in range(4)] == lines
     # prompts of a list are continued one by one
     assert model.generate(["", "a", "\n"], 5) == [model.generate(p, 5) for p in ("", "a", "\n")]
 
@@ -145,10 +151,10 @@ def test_the_beginning_of_sentences_is_a_symbol_of_text(saved, kind, beam):
 @pytest.mark.parametrize("kind", ["recurrent", "blocks"])
 def test_no_sequence_is_repeated(models, kind, size, how):
     model = models(kind)
-    # as far as the positions of blocks go
+    # as many tokens as blocks have positions for
     (found, *_) = model.hypotheses("a", 14, no_repeat_ngram_size=size, **how)
     assert len(found.tokens) == 15
-    # the first is </s>
+    # generation starts after </s>
     tokens = ["</s>", *found.tokens]
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     assert len(set(grams)) == len(grams)

@@ -1,4 +1,4 @@
-"""Checkpoints and dictionaries are found, nothing in them runs, and what does not fit is said."""
+"""Checkpoints and dictionaries are found, nothing in them runs, and misfits are reported."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ TEXT = "abcab\nponm"
 
 @pytest.fixture
 def folder(saved, tmp_path):
-    """What a training leaves, its dictionary beside it."""
+    """Return a folder with a training's checkpoint and its dictionary."""
     shutil.copy(saved / "recurrent.pt", tmp_path / "checkpoint_last.pt")
     for name in ("dict.txt", "units.json"):
         shutil.copy(saved / "text" / name, tmp_path)
@@ -28,7 +28,7 @@ def folder(saved, tmp_path):
 
 
 def changed(path, change):
-    """Write a checkpoint anew after a change of what it holds."""
+    """Change the contents of a checkpoint."""
     state = torch.load(path, weights_only=True)
     change(state)
     torch.save(state, path)
@@ -55,7 +55,7 @@ def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_giv
     given = load(folder, saved / "text")
     np.testing.assert_array_equal(given.score(TEXT).log_probs, expected)
     last = folder / "checkpoint_last.pt"
-    # of several folders of data, the first
+    # of several folders of data, the first counts
     changed(last, lambda state: state["cfg"]["task"].update(data=f"{saved}/text:{saved}/more"))
     np.testing.assert_array_equal(load(folder).score(TEXT).log_probs, expected)
     with pytest.raises(ValueError, match=f"dict.txt, not in {saved}: give data"):
@@ -72,7 +72,7 @@ def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_giv
     ],
 )
 def test_another_dictionary_of_the_same_size_is_refused(saved, tmp_path, kind, side, name):
-    """Models of fairseq's tasks fit it, and give figures that are nonsense."""
+    """Models of fairseq's tasks fit it, but would give meaningless results."""
     data = tmp_path / "data"
     shutil.copytree(saved / ("pairs" if kind == "pairs" else "text"), data)
     shutil.copy(saved / f"{kind}.pt", tmp_path / "checkpoint_last.pt")
@@ -110,13 +110,13 @@ def test_the_steps_of_a_text_are_those_of_the_training(folder, tmp_path):
     }
     changed(folder / "checkpoint_last.pt", lambda state: state["cfg"].update(steps))
     lines = load(folder).text.lines
-    assert lines.encode("abc-d") == "a+ b+ c+ -+ d".split() or lines.encode("abc") == ["ab+", "c"]
+    assert lines.encode("abc-d") == "ab+ c+ -+ d".split()
     assert lines.tokenizer.cfg.source_lang == "de"
     assert load(folder, bpe_separator="@@").text.lines.encode("abc")[0].endswith("@@")
 
 
 def test_steps_and_units_are_those_beside_the_dictionary(folder):
-    """Which preparation writes there, unless others are asked for."""
+    """Preparation writes them there; arguments take precedence."""
     (folder / "bpe").mkdir()
     (folder / "bpe" / "codes").write_text("#version: 0.2\na b\n", encoding="utf-8")
     (folder / "units.json").write_text(
@@ -169,7 +169,7 @@ def test_torch_hub_loads_it(folder):
 
 
 def test_the_hub_offers_no_other_models_as_ours():
-    """Though two of them would inherit some."""
+    """Two of our models would inherit entries."""
     ours = {
         model
         for model in ARCH_MODEL_REGISTRY.values()

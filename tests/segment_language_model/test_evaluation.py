@@ -1,4 +1,4 @@
-"""Evaluation and generation: softmax temperature, figures that are refused, ends by length."""
+"""Evaluation and generation: softmax temperature, non-finite probabilities, ends by length."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def limited(kind, **options):
 
 
 def log_probabilities(only_the_end):
-    """Of one prompt with one beam, as fairseq's generator hands them to its search."""
+    """Return log-probabilities of one prompt and beam, as fairseq's search gets them."""
     symbols = len(tiny.dictionary())
     lprobs = torch.randn(1, 1, symbols).log_softmax(-1)
     lprobs[..., END] = -torch.inf
@@ -33,7 +33,7 @@ def test_the_end_is_drawn_at_no_cost_where_nothing_else_is_left(options):
     search = limited(Sampling, **options)
     scores, symbols, _ = search.step(1, log_probabilities(True), torch.full((1, 1, 1), -2.5))
     assert (symbols.item(), scores.item()) == (END, -2.5)
-    # all else is the search's own
+    # all other attributes are those of the search itself
     assert search.sampling_topk == options.get("sampling_topk", -1)
 
 
@@ -53,6 +53,16 @@ def test_probabilities_are_those_of_divided_scores(temperature, log_probs):
     expected = powers / powers.sum(-1, keepdim=True)
     tempered = evaluate_probs(probs, log_probs, None, temperature, tiny.dictionary())
     assert_close(tempered.exp() if log_probs else tempered, expected)
+
+
+@pytest.mark.parametrize("options", [{}, tiny.ADAPTIVE], ids=["", "adaptive"])
+def test_targets_get_the_tempered_probabilities_of_the_whole_vocabulary(options):
+    model, stream = tiny.tiny_transformer_xl(**options).eval(), tiny.tokens(2, 6)
+    output = model(stream)
+    expected = (model.get_normalized_probs(output, log_probs=True) / 1.3).log_softmax(-1)
+    model.softmax_temperature = 1.3
+    found = model.get_normalized_probs(output, log_probs=True, sample={"target": stream})
+    assert_close(*(probs.gather(-1, stream.unsqueeze(-1)) for probs in (found, expected)))
 
 
 def test_a_probability_that_is_not_finite_is_an_error():

@@ -1,4 +1,4 @@
-"""Transformer-XL's options: weights at the start, adaptive embeddings, dropouts, refusals."""
+"""Transformer-XL's options: initial weights, adaptive embeddings, dropouts, errors."""
 
 import re
 from argparse import Namespace
@@ -14,26 +14,34 @@ from tests import tiny
 from tests.tiny import dictionary, tiny_transformer_xl, tokens
 
 ADAPTIVE = {**tiny.ADAPTIVE, "output_bias": True}
-# of adaptive bands: of embeddings, of the softmax's head, of its tails
+# projections of adaptive bands: of the embeddings, the softmax's head and its tails
 PROJECTION = re.compile(r"embeddings\.\d\.1\.|adaptive_softmax\.(head|tail\.\d)\.0\.")
 
 
 @pytest.mark.parametrize("tensorflow", [False, True])
 @pytest.mark.parametrize(
-    "options", [{"untie_r": True}, {**ADAPTIVE, "tie_adaptive_proj": False}], ids=["", "adaptive"]
+    "options",
+    [
+        {"untie_r": True},
+        {**ADAPTIVE, "tie_adaptive_proj": False},
+        {**ADAPTIVE, "tie_adaptive_proj": False, "tie_adaptive_weights": False},
+    ],
+    ids=["", "adaptive", "untied"],
 )
 def test_weights_are_drawn_as_published(options, tensorflow):
     code = "tensorflow" if tensorflow else "pytorch"
     sizes = {"decoder_embed_dim": 128, "init_std": 0.5}
     decoder = tiny_transformer_xl(**sizes, **options, initial_values=code).decoder
     assert decoder.embed_scale == 128**0.5
+    # an untied head has scores, and no projection
+    head = "" if options.get("tie_adaptive_weights", True) else "adaptive_softmax.head.0.weight"
     for name, parameter in decoder.named_parameters():
         mean, deviation = float("layer_norm" in name), 0.5
         if name.endswith("bias"):
             mean, deviation = 0, 0
         elif tensorflow and ("layer_norm" in name or "class_proj" in name):
             deviation = 0
-        elif PROJECTION.search(name) and not tensorflow:
+        elif PROJECTION.search(name) and not tensorflow and name != head:
             deviation = 0.01
         if parameter.numel() >= 128 or deviation == 0:
             assert parameter.mean().item() == pytest.approx(mean, abs=0.4 * deviation), name
@@ -125,7 +133,7 @@ def test_position_encodings_are_dropped_with_the_embeddings():
     zeros = model.eval().decoder.positions(30) == 0
     assert torch.equal((locked == 0)[:, ~dropped], zeros[:, ~dropped])
     assert dropped.any()
-    # absolute ones are part of what the embeddings' dropout drops
+    # absolute encodings are added before the embeddings' dropout
     absolute, seen = tiny_transformer_xl(embed_dropout=0.5, positions="sinusoidal-absolute"), []
     absolute.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     absolute(tokens(2, 8))
@@ -153,7 +161,7 @@ def test_presets_drop_as_published(name, rates):
     assert found == rates
 
 
-# what causes each message, and a part of it
+# the cause of each message, and a part of it
 REFUSED = [
     ({"positions": "sinusoidal-absolute", "mem_len": 8}, "--mem-len is 8 with --positions sinuso"),
     ({"positions": "learned-absolute", "clamp_len": 8}, "--clamp-len with --positions learned-"),

@@ -77,7 +77,7 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
         assert decoded.replace("\u2581", " ") == text
         sizes = {"files": len(files), "characters": len(text), "tokens": len(tokens)}
         assert sizes.items() <= description["splits"][split].items()
-    # "    return " is one unit: units hold several words, and blanks only
+    # units may hold several words, as "    return " does, or only blanks
     assert "\u2581\u2581" in symbols
     units = json.loads((corpus / "bin" / "units.json").read_text())
     assert (units["unit"], units["bpe"]) == ("subwords", "sentencepiece")
@@ -88,7 +88,7 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
     words = (corpus / "text/train.units").read_text(encoding="utf-8").split()
     counts = [words.count(symbol) for symbol in symbols]
     assert counts == sorted(counts, reverse=True)
-    # a held-out text may have units that training has as parts of others only
+    # some units occur in training only as parts of others; held-out texts may use them
     assert counts[-1] == 0
 
 
@@ -104,18 +104,17 @@ def test_what_cannot_be_used_is_refused(corpus, stdlib, tmp_path):
         assert not output.exists()
 
 
-def test_a_character_unknown_in_training_is_refused(stdlib, tmp_path, monkeypatch):
-    monkeypatch.setattr(_binarize, "child_process", in_this_process)
+def test_a_character_unknown_in_training_is_refused(stdlib, tmp_path):
     library = tmp_path / "library"
     shutil.copytree(stdlib, library)
     (library / "m000.py").write_text("# the only file with most characters, without them\n")
     (library / "m019.py").write_text("x = '~'\n")
-    with pytest.raises(ValueError, match="tokens are <unk>, characters that units were not"):
+    with pytest.raises(ValueError, match="tokens are <unk>, from characters that the units lack"):
         python_source.prepare(tmp_path / "data", library, 60)
     assert not (tmp_path / "data" / "bin").exists()
 
 
-# A wheel of each part.
+# a wheel for each part
 FILES = {
     # licence notices are left out, comments further down are not
     "train": {
@@ -135,10 +134,10 @@ FILES = {
         "one/only_notice.py": "# left_out\n",
         "one/left_out.txt": "left_out\n",
     },
-    # shares half of its long lines with one/b.py: no near copy yet
+    # shares half of its long lines with one/b.py: not yet a near copy
     "valid": {
         "two/a.py": "    return 'a line that others copy'\n    return 'a line of its own'\n",
-        # all but one of its long lines
+        # shares all but one of its long lines
         "two/b.py": "def function_of_b():\n    return 'a line that others copy'\n    # its own\n",
     },
     "test": {"three/a.py": "import three_of_them\n"},
@@ -159,7 +158,7 @@ def add_wheel(folder, name, files):
 def packages(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    # training comes first, wherever the list has it
+    # training is read first, wherever it is in the list
     lines = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
     path = tmp_path / "list.txt"
     path.write_text("# a comment\n\n" + "".join(lines))
