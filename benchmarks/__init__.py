@@ -1,1 +1,1 @@
-"""Speed and memory of this package's models beside code that people would take instead."""
+"""Compare speed and memory of this package's models with code that people would use instead."""

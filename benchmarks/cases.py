@@ -23,12 +23,12 @@ PAPERS = (
     "kernels",
 )
 MODES = TRAINING, EVALUATION
-# glibc gives back at once what is freed; by default it keeps up to a third of the peak
+# makes glibc return freed memory at once; by default it keeps up to a third of the peak
 MEASURED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Case]:
-    """What is measured; a GPU has more streams at once."""
+    """Return all cases, with more streams on a GPU."""
     streams = 16 if on_gpu else 2
     titles = "Transformer-XL, 12 layers", "all-attention with adaptive span, 18 layers"
     small, tiny = (18, 512, 8, 1024, 8192, 512), (6, 256, 4, 512, 1024, 128)
@@ -66,7 +66,7 @@ def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Ca
 
 
 def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
-    """Small ones, which show that all is there; their figures say little."""
+    """Return small cases, which show that every model runs; their results say little."""
     xl, spans, memory = map(published.get, PAPERS[:3])
     titles = "Transformer-XL, 2 layers", "all-attention, 2 layers"
     trained = Reading("2 layers, 64/64", TRAINING, 64, 2, title=titles[0])
@@ -91,13 +91,13 @@ def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
 
 
 class Selection(NamedTuple):
-    """What a command line asks for.
+    """The cases that a command line asks for.
 
     Args:
         papers: some of :data:`PAPERS`; [] for all.
-        quick: whether small cases are measured.
-        device: where they compute.
-        threads: of the CPU.
+        quick: whether to measure small cases.
+        device: device of the models.
+        threads: number of CPU threads.
         originals: checkouts of published code.
     """
 
@@ -108,7 +108,7 @@ class Selection(NamedTuple):
     originals: Sequence[Path]
 
     def cases(self, with_published: bool = True) -> dict[str, Case]:
-        """The cases that are measured, by their text."""
+        """Return the cases to measure by their text."""
         published = import_published(self.originals) if with_published else {}
         if self.quick:
             cases = quick_cases(published)
@@ -117,8 +117,8 @@ class Selection(NamedTuple):
         return {str(case): case for case in cases if case.paper in (self.papers or PAPERS)}
 
     def own_memory(self, case: Case, model: str, dtype: str) -> int:
-        """The most bytes that a model adds to a separate process."""
-        # one server forks them all, which has imported this module
+        """Return the peak of the bytes that a model adds to a separate process."""
+        # all processes are forked from one server, which has imported this module
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])
         os.environ.update(MEASURED_MEMORY)
@@ -127,11 +127,11 @@ class Selection(NamedTuple):
 
 
 def _added_memory(selection: Selection, case: str, model: str, dtype: str) -> int:
-    """Bytes that building a model and two turns of it add to this process at most."""
+    """Return the peak of the bytes that building a model and two turns add to this process."""
     torch.set_num_threads(selection.threads)
-    # importing them lets every message of every library through
+    # importing fairseq lets the messages of all libraries through
     logging.getLogger().setLevel(logging.WARNING)
-    # else ours would make a published model too, for its weights
+    # otherwise our model would build the published one too, for its weights
     cases = selection.cases(with_published=model.startswith(PUBLISHED))
     before = peak_memory(selection.device)
     work = cases[case].build(model, Setting(selection.device, dtype))

@@ -1,4 +1,4 @@
-"""The fast ways of attention and of a search among product keys beside plain ones.
+"""Compare the fast attention and product-key search with plain implementations.
 
 Shapes: H heads, B streams, T queries, S keys, d_h head width, N tokens.
 """
@@ -38,9 +38,9 @@ def dense_bias_attention(
 
 
 def attention_case(streams: int, queries: int, keys: int, compiled: bool = False) -> Case:
-    """Relative attention of B streams, T queries and S keys, a forward and a backward pass.
+    """Return a case of relative attention, forward and backward, of B streams, T queries, S keys.
 
-    torch.compile takes minutes, and takes part on request.
+    ``compiled`` adds the plain attention with torch.compile, which takes minutes.
     """
 
     def build(attention: Callable[..., tuple[Tensor, Any]], setting: Setting) -> Work:
@@ -78,7 +78,7 @@ def attention_case(streams: int, queries: int, keys: int, compiled: bool = False
 
 
 def search_case(slots: int, tokens: int) -> Case:
-    """A search among the slots of a memory, from the tokens on, without gradients."""
+    """Return a case of the search in a memory, query network included, without gradients."""
 
     def build(search: str, setting: Setting) -> Work:
         memory = ProductKeyMemory(512, slots, heads=4, knn=32, value_dim=1, search=search)
@@ -96,5 +96,5 @@ def search_case(slots: int, tokens: int) -> Case:
         "plain": Model(partial(build, "plain"), same=True),
     }
     name = f"search among {slots:,} slots, 4 heads"
-    # the last of two scores that are all but equal may be either
+    # of nearly equal scores at the last rank, either may be found
     return Case("kernels", name, EVALUATION, tokens, models, tolerance=1e-5, agreeing=0.99)

@@ -27,14 +27,14 @@ from fairseq_plugins.transformer_xl.model import (
     TransformerXLLanguageModel,
 )
 
-# of enwik8
+# number of symbols in enwik8
 SYMBOLS = 205
 # segments whose losses are compared
 COMPARED = 2
 
 
 def make_dictionary() -> Dictionary:
-    """A dictionary of as many symbols as enwik8 has, and fairseq's special ones."""
+    """Return a dictionary of as many symbols as in enwik8, and fairseq's special symbols."""
     dictionary = Dictionary()
     for number in range(SYMBOLS):
         dictionary.add_symbol(str(number))
@@ -42,17 +42,17 @@ def make_dictionary() -> Dictionary:
 
 
 class Reader(nn.Module):
-    """A language model, here one without a memory, that reads segment by segment."""
+    """A language model that reads segment by segment; this base class has no memory."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def remember(self, past: Tensor) -> None:
-        """Begin as if (B, M, d) had entered each of the layers."""
+        """Start as if ``past`` (B, M, d) had been the input of each layer."""
 
     def scores(self, tokens: Tensor) -> Tensor:
-        """Scores of each token's next one."""
+        """Return the scores of each token's successor."""
         return self.model(tokens)[0]
 
     def losses(self, tokens: Tensor) -> Tensor:
@@ -126,15 +126,15 @@ def build_x_transformers(cfg: TransformerXLConfig, dictionary: Dictionary) -> Re
 
 
 class Reading(NamedTuple):
-    """How the models of a case read.
+    """How the models of a case read their streams.
 
     Args:
-        name: of the case.
+        name: name of the case.
         mode: TRAINING or EVALUATION.
         memory: M.
         streams: B.
-        segments: that a turn reads; in evaluation as many as renew the memory.
-        title: what a plot calls our model.
+        segments: number of segments per turn; in evaluation, enough to renew the memory.
+        title: our model's name in plots.
     """
 
     name: str
@@ -148,12 +148,12 @@ class Reading(NamedTuple):
 def language_model_case(
     paper: str, reading: Reading, cfg: Any, makers: dict[str, Callable[[], nn.Module]]
 ) -> Case:
-    """A case of the models that the makers make; those of published code have our weights."""
+    """Return a case of the models that ``makers`` build; a published model has our weights."""
     training = reading.mode == TRAINING
 
     def build(make: Callable[[], nn.Module], setting: Setting) -> Work:
         past = torch.randn(reading.streams, reading.memory, cfg.decoder_embed_dim)
-        # as frequent as Zipf's law has symbols, without special ones
+        # symbols are distributed by Zipf's law, without special symbols
         special, symbols = Dictionary().nspecial, len(make_dictionary())
         shape = max(reading.segments, COMPARED), reading.streams, cfg.tokens_per_sample + 1
         tokens = (special * (symbols / special) ** torch.rand(shape)).long()
@@ -192,7 +192,7 @@ def transformer_xl_case(
     clamp: int | None = None,
     **options: int,
 ) -> Case:
-    """enwik8_base in segments of T, without dropout; a clamp makes it of the same length.
+    """Return a case of enwik8_base in segments of T, without dropout; a clamp sets same_length.
 
     The options replace those of the preset.
     """
@@ -227,10 +227,10 @@ def all_attention_case(
     size: tuple[int, int, int, int, int, int],
     spans: float,
 ) -> Case:
-    """An all-attention model, and the same network with feed-forward sublayers of its size.
+    """Return a case of an all-attention model and the same network with feed-forward sublayers.
 
-    The size is that of layers, d, heads, persistent vectors, the largest span and T; the spans are
-    those of each head, as a part of the largest.
+    ``size`` has the numbers of layers, d, heads, persistent vectors, the largest span and T;
+    ``spans`` is the span of every head as a fraction of the largest.
     """
     layers, width, heads, vectors, span, segment = size
     cfg = AllAttentionConfig(
@@ -267,7 +267,7 @@ def all_attention_case(
 def add_published(
     makers: dict[str, Callable[[], nn.Module]], make: Callable[[], nn.Module]
 ) -> None:
-    """Add a published model, and have our model, the first, begin with its weights."""
+    """Add a published model, and let our model, the first, start with its weights."""
     name, make_ours = next(iter(makers.items()))
 
     def with_their_weights() -> nn.Module:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.plot [RECORD] [--output PICTURE]
 
-RECORD is docs/speed.json, the figures of docs/speed.md in short, or the benchmark.json of a run:
-rows with what was timed, beside what, and how many times as fast it is.
+RECORD is docs/speed.json, a summary of docs/speed.md, or the benchmark.json of a run. Its rows have
+our model, the model that it is compared with, and how many times as fast ours is.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MODES = (TRAINING, EVALUATION)
 
 
 def summarise(cases: Iterable[Case], rows: list[Row]) -> list[dict[str, Any]]:
-    """How many times as fast ours is in fp32, beside the published code or else the last model.
+    """Return how many times as fast ours is in fp32 as the published code, or as the last model.
 
     Each title gets one row if both of its modes were measured.
     """
@@ -45,7 +45,7 @@ def summarise(cases: Iterable[Case], rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draw a bar for each row and mode, from how many times as fast ours is."""
+    """Draw a bar for each row and mode: how many times as fast ours is."""
     height = 0.8 / len(MODES)
     for place, mode in enumerate(MODES):
         positions = [number + (place - 0.5) * height for number in range(len(rows))]
@@ -63,7 +63,7 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.plot",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""A product-key memory beside layers that do the same, and the sublayer that it replaces.
+"""Compare a product-key memory with layers that do the same and the sublayer that it replaces.
 
 Shapes: N tokens, H heads, k slots read by a head, n = √K sub-keys of each half, d model width.
 """
@@ -25,10 +25,10 @@ MEMORY_RATE = 1e-3
 
 
 class PlainMemory(nn.Module):
-    """The memory of ``nn.EmbeddingBag`` as the paper describes it, with all k² sums of two halves.
+    """The paper's memory, made with ``nn.EmbeddingBag``, with all k² sums of two halves.
 
     Args:
-        memory: with whose weights it begins.
+        memory: our memory, whose weights it starts with.
         sparse: whether the values get a sparse gradient.
     """
 
@@ -75,14 +75,14 @@ class LucidrainsMemory(nn.Module):
 
 
 def our_optimizers(memory: ProductKeyMemory) -> list[Optimizer]:
-    """Adam of the rows that were read, and of all else."""
+    """Return an Adam for the rows that were read and for all other weights."""
     memory.keep_gradient_beside_autograd()
     learned = [weight for weight in memory.parameters() if weight.requires_grad]
     return [AdamWithMemory(learned, [memory.table], MEMORY_RATE, **RATES)]
 
 
 def their_optimizers(module: nn.Module, sparse: bool = False) -> list[Optimizer]:
-    """Adam, for a table with sparse gradients SparseAdam."""
+    """Return Adam, and SparseAdam for a table with sparse gradients."""
     values = module.values.weight
     rest = [weight for weight in module.parameters() if weight is not values]
     table = {"params": [values], "lr": MEMORY_RATE, "betas": RATES["betas"]}
@@ -105,7 +105,7 @@ def memory_case(
     tokens: int = 2048,
     title: str = "",
 ) -> Case:
-    """A memory of K slots reads N tokens; training is forward, backward and update."""
+    """Return a case of a memory of K slots that reads N tokens; training includes the update."""
 
     def build(
         make: Callable[[ProductKeyMemory], nn.Module],
@@ -116,7 +116,7 @@ def memory_case(
         memory = ProductKeyMemory(WIDTH, slots, heads, knn, QUERY_WIDTH)
         module = setting.prepare(make(setting.prepare(memory)))
         x, grad = (numbers.to(next(module.parameters())) for numbers in (x, grad))
-        # the layers below are to learn as well
+        # the layers below a memory need a gradient as well
         x.requires_grad_()
         optimizers = optimizers_of(module)
 
@@ -156,6 +156,6 @@ def memory_case(
             theirs = partial(PublishedMemory, published, sparse=sparse)
             models[PUBLISHED + name] = Model(partial(build, theirs, optimizers), same=True)
     name = f"{slots:,} slots, {heads} heads, {knn} slots a head"
-    # the last of two scores that are all but equal may be either
+    # of nearly equal scores at the last rank, either may be found
     close = {"tolerance": 1e-5, "agreeing": 0.99}
     return Case("product_key_memory", name, mode, tokens, models, title, **close)

@@ -1,4 +1,4 @@
-"""Published code in the user's checkouts; this package holds none of it.
+"""Import published code from the user's checkouts; this package contains none of it.
 
 Shapes: B streams, T tokens of a segment, M remembered tokens, N tokens, H heads, k slots read by a
 head, d model width.
@@ -30,7 +30,7 @@ from scripts.convert._options import ForeignConfig, ForeignVocabulary
 
 
 class Checkout(NamedTuple):
-    """Where a published model's class is: a module, under folders that it imports from."""
+    """Where a published model's class is: its module, and the folders that it imports from."""
 
     url: str
     module: str
@@ -38,7 +38,7 @@ class Checkout(NamedTuple):
     places: tuple[str, ...] = ("",)
 
     def find(self, path: Path) -> list[str]:
-        """Folders to import from in a checkout; [] where it is of other code."""
+        """Return the folders to import from in a checkout; [] if it is of other code."""
         places = [path.resolve() / place for place in self.places]
         file = self.module.replace(".", "/") + ".py"
         return [*map(str, places)] if (places[0] / file).is_file() else []
@@ -61,7 +61,7 @@ CHECKOUTS = {
 
 
 def import_published(paths: Sequence[Path]) -> dict[str, type[nn.Module]]:
-    """The models' classes in checkouts of published code, by paper."""
+    """Import the models' classes from checkouts of published code; return them by paper."""
     found = {}
     for path in paths:
         for paper, checkout in CHECKOUTS.items():
@@ -78,9 +78,9 @@ def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module
     known = set(sys.modules)
     with (
         mock.patch.object(sys, "path", places + sys.path),
-        # Transformer-XL's reads the version's two numbers, and makes no use of them
+        # Transformer-XL's code parses the version's two numbers, which it does not need
         mock.patch.object(torch.version, "cuda", torch.version.cuda or "0.0"),
-        # the memory's says there that faiss is missing, and makes no use of it
+        # the memory's code prints that faiss is missing, which it does not need
         contextlib.redirect_stderr(io.StringIO()),
     ):
         try:
@@ -91,7 +91,7 @@ def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module
                 f"{checkout.name} ({type(error).__name__}: {error}): give an unchanged checkout"
             ) from error
         finally:
-            # names such as models and utils are left to others
+            # other code may use module names such as models and utils
             for name in set(sys.modules) - known:
                 file = getattr(sys.modules[name], "__file__", None) or places[0]
                 if any(Path(file).is_relative_to(place) for place in places):
@@ -99,9 +99,9 @@ def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module
 
 
 def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary) -> dict:
-    """Weights of ours from those of a published model, as scripts.convert.checkpoint has them.
+    """Convert a published model's weights to ours, as scripts.convert.checkpoint does.
 
-    The published model has the symbols of the dictionary but <s> and <pad>.
+    The published model has the symbols of the dictionary except <s> and <pad>.
     """
     source = ADAPTIVE_SPAN if "attn_span" in options else TRANSFORMER_XL
     weights, problems = model.state_dict(), []
@@ -119,9 +119,9 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
 
 
 def draw_weights(model: nn.Module) -> None:
-    """Draw weights that make scores of the order of 1, so that losses differ where models do.
+    """Draw weights that make scores of the order of 1, so that different models differ in loss.
 
-    The published models start with weights so small that attention hardly matters, or with none.
+    The published models start with tiny weights, so that attention hardly matters, or with none.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "current_val" not in name:
@@ -131,9 +131,9 @@ def draw_weights(model: nn.Module) -> None:
 
 
 class PublishedTransformerXL(nn.Module):
-    """The published Transformer-XL, without dropout, over batches as fairseq has them.
+    """The published Transformer-XL, without dropout, for batches of fairseq's shape.
 
-    It was written for the PyTorch of 2019: masks of booleans take the place of bytes.
+    It was written for the PyTorch of 2019: Boolean masks replace its masks of bytes.
     """
 
     def __init__(
@@ -159,30 +159,30 @@ class PublishedTransformerXL(nn.Module):
         }
         tied = {"d_embed": cfg.decoder_embed_dim, "tie_weight": True, "tie_projs": [False]}
         self.model = model_class(**self.options, **tied)
-        # else it returns the losses of a batch in the order of the bands
+        # otherwise it returns the losses of a batch in the order of the bands
         self.model.crit.keep_order = True
         draw_weights(self.model)
         nn.init.zeros_(self.model.crit.out_layers[0].bias)
 
     def remember(self, past: Tensor) -> None:
-        """Begin as if (B, M, d) had entered each of the layers."""
+        """Start as if ``past`` (B, M, d) had been the input of each layer."""
         self.memory = [past.transpose(0, 1)] * (len(self.model.layers) + 1)
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
-        # it lacks <s> and <pad>
+        # the published model lacks <s> and <pad>
         by_time = (tokens - 2).t().contiguous()
-        # PyTorch takes masks of bytes no longer
+        # PyTorch no longer accepts masks of bytes
         with mock.patch.object(Tensor, "byte", Tensor.bool):
             losses, *self.memory = self.model(by_time[:-1], by_time[1:], *self.memory)
         return losses.t()
 
 
 class PublishedAllAttention(nn.Module):
-    """The published all-attention model, without dropout, over batches as fairseq has them.
+    """The published all-attention model, without dropout, for batches of fairseq's shape.
 
     Args:
-        spans: each head's span as a part of the largest, the same for all.
+        spans: the span of every head as a fraction of the largest.
     """
 
     def __init__(
@@ -215,16 +215,16 @@ class PublishedAllAttention(nn.Module):
                 nn.init.constant_(parameter, spans)
 
     def remember(self, past: Tensor) -> None:
-        """Begin as if (B, M, d) had entered each of the layers; no head sees more."""
+        """Start as if ``past`` (B, M, d) had been the input of each layer; no head sees more."""
         self.memory = []
         for layer in self.model.layers:
             kept = layer.attn.attn.get_cache_size()
-            # it keeps some tokens more than it sees, whose weights are 0: they may be anything
+            # it keeps more tokens than it sees; their weights are 0, so their states do not matter
             self.memory.append(F.pad(past[:, -kept:], (0, 0, max(0, kept - past.size(1)), 0)))
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
-        # it lacks <s> and <pad>
+        # the published model lacks <s> and <pad>
         read, targets = tokens[:, :-1] - 2, tokens[:, 1:] - 2
         scores, self.memory, _ = self.model(read, self.memory)
         losses = F.nll_loss(scores.flatten(0, 1), targets.flatten(), reduction="none")
@@ -235,7 +235,7 @@ class PublishedMemory(nn.Module):
     """The published memory (``--mem_implementation pq_fast``) with the weights of ours.
 
     Args:
-        memory: ours; the values stay its own, which saves gigabytes.
+        memory: our memory; its values are shared, not copied, which saves gigabytes.
         sparse: whether the values get a sparse gradient (``--mem_sparse``).
     """
 
@@ -252,7 +252,7 @@ class PublishedMemory(nn.Module):
             f"--mem_n_keys {keys} --mem_k_dim {2 * half}".split()
         )
         memory_class.check_params(params)
-        # else inference copies what it has read to the CPU, for statistics
+        # otherwise inference copies its reads to the CPU, for statistics
         memory_class.EVAL_MEMORY = False
         self.memory = memory_class.build(linear.in_features, memory.values.size(1), params)
         self.memory.to(linear.weight)

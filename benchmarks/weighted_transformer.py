@@ -1,4 +1,4 @@
-"""Both readings of the Weighted Transformer beside fairseq's transformer of the same size.
+"""Compare both readings of the Weighted Transformer with fairseq's transformer of the same size.
 
 The authors published no code.
 """
@@ -24,7 +24,7 @@ SIZES = {"small": (3, 256, 1024, 4), "base": (6, 512, 2048, 8)}
 
 
 def translation_case(size: str, mode: str, sentences: int, title: str) -> Case:
-    """Models that train on, or translate by beam search, random sentences of one length."""
+    """Return a case of training on, or beam search over, random sentences of one length."""
     dictionary = Dictionary()
     for number in range(SYMBOLS - dictionary.nspecial):
         dictionary.add_symbol(str(number))
@@ -35,7 +35,7 @@ def translation_case(size: str, mode: str, sentences: int, title: str) -> Case:
         sources = {"src_tokens": source, "src_lengths": lengths}
         model = setting.prepare(build_model(name, SIZES[size], dictionary))
         optimizer = AdamWithBranchWeights(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
-        # as many tokens as the sources have
+        # translations are as long as the sources
         limits = {"max_len_a": 0, "max_len_b": LENGTH, "min_len": LENGTH}
         generator = SequenceGenerator([model], dictionary, beam_size=BEAM, **limits)
 

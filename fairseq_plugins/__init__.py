@@ -1,8 +1,8 @@
 """Architectures from four papers for fairseq: ``fairseq-train --user-dir fairseq_plugins …``.
 
-Importing this package registers its tasks and models as soon as fairseq is imported, too. For use
-from Python, ``from fairseq_plugins import load`` loads a trained model, and
-:mod:`fairseq_plugins.modules` holds the layers, which need no fairseq.
+Its tasks and models are registered as soon as both this package and fairseq are imported. From
+Python, ``fairseq_plugins.load`` loads a trained model, and :mod:`fairseq_plugins.modules` holds the
+layers, which do not need fairseq.
 """
 
 from typing import Any

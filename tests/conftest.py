@@ -1,4 +1,4 @@
-"""What each test process needs from the start, and the order of the tests."""
+"""Set-up of each test process, and the order of the tests."""
 
 import gc
 import os
@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from tests.parity.report import pytest_terminal_summary  # noqa: F401 (a hook of pytest's)
+from tests.parity.report import pytest_terminal_summary  # noqa: F401 (a pytest hook)
 
-# tests run side by side, and threads that wait for each other spin
+# tests run in parallel, and OpenMP threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# a shell that starts the tests in the background makes them ignore Ctrl-C, and all that they start
+# started by a shell in the background, the tests and their child processes would ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -46,7 +46,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     order = config.getoption("order")
     if order == "file":
-        # what takes long comes first: no process is left with a long file at the end
+        # slow files come first, so that no process is left with one at the end
         slow = ("end_to_end", "robustness", "test_docs.py", "test_tour.py")
         items.sort(key=lambda item: not set(slow) & set(item.path.parts))
     elif order == "reversed":
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Have Hydra be quick, and leave what is imported out of garbage collections."""
+    """Speed up Hydra, and exclude imported objects from garbage collection."""
     if "fairseq" in sys.modules:
         import tests.quick_hydra  # noqa: F401 (changes Hydra)
     gc.collect()
@@ -70,13 +70,13 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Have a test draw the same numbers, and see no figure logged, whichever tests came before."""
+    """Reset random generators and logged metrics: no test depends on those that ran before it."""
     import numpy as np
     import torch
 
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    # without a GPU, torch.manual_seed formats the stack for each kind of GPU, which is slow
+    # without a GPU, torch.manual_seed formats a stack trace for each kind of GPU, which is slow
     for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):
         seed(1)
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Models of all kinds and variants that fit a test, and a batch and a criterion for each."""
+"""Tiny models of all kinds and variants, with a batch and a criterion for each."""
 
 import functools
 
@@ -24,7 +24,7 @@ TEXT, PAIRS = "cross_entropy", "label_smoothed_cross_entropy"
 
 
 def case(build, criterion, **options):
-    """What builds a model, and the criterion of its training."""
+    """Return a function that builds a model, and the name of its criterion."""
     return functools.partial(build, **options), criterion
 
 
@@ -65,7 +65,7 @@ CASES = {
 
 
 def criterion_of(name):
-    """A criterion of fairseq's by its name, or segment_loss with one of its options."""
+    """Build a fairseq criterion by its name, or segment_loss with one of its options."""
     if name in SEGMENT_LOSSES:
         return tiny.segment_loss(**SEGMENT_LOSSES[name])
     kind, task = CRITERION_REGISTRY[name], tiny.tiny_task()
@@ -75,7 +75,7 @@ def criterion_of(name):
 
 
 def sample_of(model, device):
-    """A batch of fairseq's on a device: text with its recurrence, or sentences."""
+    """Build a fairseq batch on a device: text, or sentence pairs for models with an encoder."""
     if hasattr(model, "encoder"):
         net_input, target = sentences(), tiny.tokens(2, 5)
     else:

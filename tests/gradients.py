@@ -1,11 +1,11 @@
-"""Two computations of the same: their values and gradients."""
+"""Compare the values and gradients of two computations of the same result."""
 
 import torch
 from torch import Tensor
 
 
 def assert_same(one: Tensor, other: Tensor, inputs: list[Tensor]) -> None:
-    """Two results agree, and so does the gradient of a random sum of them for each of the inputs.
+    """Check that two results agree, as do the gradients of a random weighted sum for each input.
 
     An input that a result does not depend on has gradient 0.
     """

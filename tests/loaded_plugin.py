@@ -1,4 +1,4 @@
-"""Load the plugin, read and merge options, load compiled loops: once, for all commands."""
+"""Load the plugin, parse and merge options, load compiled loops: once for all commands."""
 
 import logging
 import sys
@@ -14,10 +14,10 @@ import tests.quick_hydra  # noqa: F401 (changes Hydra)
 
 
 def load_compiled_loops():
-    """Let numba load its compiled loops, which takes long; load the plugin first.
+    """Make numba load its compiled loops, which is slow; load the plugin first.
 
-    One thread: others do not survive a fork. No gradients: on a machine with a GPU, no process that
-    is forked after them could compute any.
+    One thread: other threads do not survive a fork. No gradients: on a machine with a GPU, a
+    process that is forked after a gradient computation cannot compute gradients.
     """
     from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
@@ -26,10 +26,10 @@ def load_compiled_loops():
             ProductKeyMemory(8, slots=64, heads=2, knn=3, query_dim=4)(torch.randn(2, 8))
 
 
-# the plugin shortens the errors of fairseq's commands, and recognises them by their name
+# the plugin recognizes fairseq's commands by name and shortens their errors
 sys.argv = ["fairseq-train"]
 utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))
-# the first time takes longer: Hydra looks for its plugins, and parses what options have by default
+# the first time is slower: Hydra searches for its plugins and parses the defaults of options
 SEGMENTS = ["--task", "segment_language_modeling"]
 MODELS = {"transformer_xl": SEGMENTS, "all_attention_lm": SEGMENTS, "weighted_transformer": []}
 logging.disable()

@@ -1,4 +1,4 @@
-"""fairseq's optimizers in a precision, and their options."""
+"""fairseq's optimizers with their options, in a given precision."""
 
 import functools
 from unittest import mock
@@ -16,14 +16,14 @@ def adam_options(config=FairseqAdamConfig, **values):
 
 
 def in_precision(options, parameters, precision, **common):
-    """The optimizer of these options in what fairseq puts around it for amp, bf16 or fp16."""
+    """Build an optimizer inside fairseq's wrapper for amp, bf16 or fp16."""
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.common.update({precision: True, "fp16_no_flatten_grads": True, **common})
     cfg.optimizer = options
     kind = AMPOptimizer if precision == "amp" else FP16Optimizer
     if common.get("memory_efficient_fp16"):
         kind = MemoryEfficientFP16Optimizer
-    # torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU
+    # torch's scaler for GPUs does nothing without a GPU; the one for CPUs scales in the same way
     scaler = functools.partial(torch.amp.GradScaler, "cpu")
     with mock.patch.object(torch.cuda.amp, "GradScaler", scaler):
         return kind.build_optimizer(cfg, list(parameters))

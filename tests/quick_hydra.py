@@ -1,7 +1,7 @@
-"""Compose fairseq's configuration quickly: Hydra takes most of a short command.
+"""Compose fairseq's configuration quickly: Hydra takes most of the time of a short command.
 
-For each command Hydra composes everything anew, parses some three hundred values, most of them the
-same each time, keeps a list of them that fairseq drops, and reads the source of its callers.
+For each command, Hydra composes everything anew, parses about three hundred values, most of them
+the same each time, keeps a list of them that fairseq drops, and reads the source of its callers.
 tests/test_configurations.py compares the result with Hydra's own.
 """
 
@@ -30,7 +30,7 @@ def parsed_once(override):
 
 
 def compose(name, overrides, strict):
-    """Replace Hydra's function: put in the chosen groups, then apply the values."""
+    """Replace Hydra's function of this name: insert the chosen groups, then apply the values."""
     config, values = copy.deepcopy(without_overrides(name)), []
     OmegaConf.set_struct(config, True)
     for override in map(parsed_once, overrides):

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAPERS = ("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer")
-# fairseq's use of hydra
+# a warning about fairseq's use of Hydra
 HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
 
 
@@ -24,7 +24,7 @@ def call(paper, *words, folder=ROOT, **environment):
 
 
 def commands(paper, name, action, *more, data="DATA", checkpoints="CHECKPOINTS"):
-    """The words of each command of an action, without the mkdir before it."""
+    """Return the words of each command of an action, except the initial mkdir."""
     done = call(paper, name, action, data, checkpoints, *more, PRINT="1")
     assert done.returncode == 0, done.stderr
     printed = done.stdout.replace("\\\n", " ").splitlines()
@@ -32,7 +32,7 @@ def commands(paper, name, action, *more, data="DATA", checkpoints="CHECKPOINTS")
 
 
 def words(*given, **places):
-    """The words after the name of an action's only fairseq command."""
+    """Return the arguments of an action's only fairseq command."""
     return commands(*given, **places)[0][1:]
 
 
@@ -41,7 +41,7 @@ def cells(line):
 
 
 def tables(paper, heading):
-    """The tables in a section of a paper's details.md: rows of cells, heads of columns first."""
+    """Return the tables in a section of a paper's details.md as rows of cells, header first."""
     page = (EXAMPLES / paper / "details.md").read_text(encoding="utf-8")
     section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
@@ -49,14 +49,14 @@ def tables(paper, heading):
 
 
 def listed(paper):
-    """What the list of a paper says of each recipe: symbols and parameters, as they are written.
+    """Return the symbols and parameters of each recipe, as written in the list of a paper.
 
-    A column whose head begins with _ is a recipe of its own, whose name ends so.
+    A column whose head begins with _ is a recipe of its own; the head is the end of its name.
     """
     found, columns = {}, {}
     for line in call(paper).stdout.splitlines():
         if line.startswith("name "):
-            # cells may be empty: they are where the heads of their columns begin
+            # cells may be empty, so columns are split where their heads begin
             heads = list(re.finditer(r"\S+(?: \S+)*", line))
             ends = [head.start() for head in heads[1:]] + [None]
             columns = {

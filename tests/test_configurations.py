@@ -1,4 +1,4 @@
-"""The YAML of a recipe says what its command does, option for option."""
+"""The YAML of a recipe sets the same options as its command."""
 
 import dataclasses
 
@@ -20,12 +20,12 @@ from tests.recipes import EXAMPLES, HYDRA, PAPERS, words
 pytestmark = pytest.mark.filterwarnings(HYDRA, "ignore:[\\s\\S]*version_base:UserWarning")
 
 CONFIGURATIONS = sorted(EXAMPLES.glob("*/config/*.yaml"))
-# places, which the command line names
+# paths that the command line gives
 PLACES = {"data": "DATA/bin", "save_dir": "CHECKPOINTS", "user_dir": None, "log_file": None}
 
 
 def composed(path):
-    """What fairseq-hydra-train makes of a YAML."""
+    """Return the configuration that fairseq-hydra-train composes from a YAML file."""
     hydra_init(path.stem)
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(path.parent)):
@@ -36,13 +36,13 @@ def composed(path):
 
 
 def values(cfg, group):
-    """The options of a group, as they are used; places are all the same."""
+    """Return the resolved options of a group, with fixed paths."""
     found = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True).get(group)
     return found and {**found, **{name: PLACES[name] for name in PLACES if name in found}}
 
 
 def built_from(cfg, monkeypatch):
-    """The options that a model is built from."""
+    """Return the options that a model is built from."""
     name = getattr(cfg.model, "_name", None) or cfg.model.arch
     monkeypatch.setattr(
         ARCH_MODEL_REGISTRY[name], "build_model", classmethod(lambda cls, model, task: model)
@@ -54,7 +54,7 @@ def built_from(cfg, monkeypatch):
     ARCH_MODEL_REGISTRY[name].add_args(parser.add_argument_group("model"))
     (group,) = (group for group in parser._action_groups if group.title == "model")
     found = {each.dest: getattr(model, each.dest, None) for each in group._group_actions}
-    # as fairseq's transformer does, where they are not given
+    # fairseq's transformer fills in missing values like this
     for side in ("source", "target"):
         found[f"max_{side}_positions"] = found[f"max_{side}_positions"] or 1024
     return found
@@ -69,7 +69,7 @@ def test_it_says_what_the_command_does(path, monkeypatch):
     given = parse(words(path.parts[-3], path.stem, "train"))
     expected, found = convert_namespace_to_omegaconf(given), composed(path)
     groups = {option.name for option in dataclasses.fields(FairseqConfig)}
-    # training has no use for scores of translations, which fairseq-train adds
+    # fairseq-train adds "scoring", which training does not use
     for group in sorted(groups - {"_name", "model", "scoring"}):
         assert values(found, group) == values(expected, group), group
     assert built_from(found, monkeypatch) == built_from(expected, monkeypatch)

@@ -1,4 +1,4 @@
-"""What the README, docs/ and examples say is there is there, and their commands run."""
+"""Everything that the README, docs/ and examples name exists, and their commands run."""
 
 import ast
 import importlib.util
@@ -16,7 +16,7 @@ from scripts.prepare import _binarize, python_source
 from tests.end_to_end.commands import PLUGIN, ROOT, forked, run
 from tests.scripts.evaluate.saved_memory_models import write_all
 
-# of papers, what two of them share, and what all do
+# the packages of the papers, and those that two or all of them share
 ROOMS = ("transformer_xl", "all_attention", "segment_language_model", "product_key_memory")
 ROOMS += ("weighted_transformer", "python_interface")
 PAGES = {
@@ -51,7 +51,7 @@ def test_the_table_of_the_code_names_every_file():
 def test_the_table_of_the_commands_is_what_is_there():
     rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
     assert len(rows) == len(dict(rows))
-    # parts of commands, and what all share, are none
+    # files and folders that begin with _ are parts of commands
     assert dict(rows) == {
         f"`python -m scripts.{path.parent.name}.{path.stem}`": ast.get_docstring(
             ast.parse(path.read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def test_the_lines_of_python_run():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder in which the commands find the plugin and a small corpus."""
+    """Return a folder in which the commands find the plugin and a small corpus."""
     for name in ("fairseq_plugins", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     library = tmp_path / "library"
@@ -125,10 +125,10 @@ def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
     for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
         command = re.sub(r"--max-update \d+", "--max-update 3", command)
         pipe, _, words = command.rpartition(" | ")
-        # shlex takes an escaped end of a line for a word
+        # shlex would return an escaped line end as a word
         name, *words = shlex.split(words.replace("\\\n", " "))
         text = subprocess.check_output(["bash", "-c", pipe], text=True, encoding="utf-8")
-        # the commands are forked from a process that has loaded the plugin
+        # the commands are forked from a process that has loaded the plugin from PLUGIN
         assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
         words[words.index("--user-dir") + 1] = PLUGIN
         names.append(name.removeprefix("fairseq-"))
@@ -139,7 +139,7 @@ def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
     assert re.search(r"^D-0\t\S+\tdef", logs[2], re.MULTILINE)
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", logs[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", logs[4], re.MULTILINE)) >= 8
-    # in place of what make quickstart-translation leaves
+    # stand in for the output of make quickstart-translation
     output = folder / "quickstart" / "translation"
     output.mkdir()
     made = write_all(output)

@@ -1,4 +1,4 @@
-"""Recipes train and evaluate what their list, and the tables beside their sources' flags, say."""
+"""Recipes train and evaluate as their lists and the tables of the sources' flags say."""
 
 import argparse
 import ast
@@ -27,12 +27,12 @@ LISTED = {
     (paper, name): cells
     for paper in PAPERS
     for name, cells in listed(paper).items()
-    # not those whose argument is a part of the name
+    # except recipes that have an argument in their name
     if name == name.lower() or name.endswith(("_l", "_d"))
 }
-# in a table of flags: what a model or a source does not have
+# in a table of flags: the model or the source does not have this flag
 ABSENT = "\N{EN DASH}"
-# tables of flags beside a source's: of training, and of evaluation
+# tables that set our flags beside a source's: one for training, one for evaluation
 FLAGS = {paper: tables(paper, "Flags beside the sources'") for paper in PAPERS[:2]}
 COLUMNS = [
     (paper, table, head.strip("`"))
@@ -40,7 +40,7 @@ COLUMNS = [
     for table, (heads, *_) in enumerate(FLAGS[paper])
     for head in heads[2:]
 ]
-# what no source has: names of files, the loss, and what follows from other options
+# flags that no source has: file names, the loss, and options that follow from others
 NOT_IN_A_TABLE = {
     *("--user-dir", "--task", "--arch", "--criterion", "--ddp-backend", "--path"),
     *("--save-dir", "--no-epoch-checkpoints", "--keep-interval-updates", "--model-overrides"),
@@ -48,7 +48,7 @@ NOT_IN_A_TABLE = {
     *("--adaptive-input", "--tie-adaptive-weights", "--output-bias"),
     *("--share-decoder-input-output-embed", "--distributed-world-size"),
 }
-# a recipe whose name has an argument, and what it sets
+# recipes with an argument in their name, and the options that it sets
 ARGUMENTS = {
     "ablation_size_1M": {"memory_slots": 1024**2, "memory_query_batch_norm": False},
     "ablation_position_2": {"memory_layers": "2"},
@@ -57,7 +57,7 @@ ARGUMENTS = {
     "16l_1024d_2_memories": {"memory_layers": "6,12"},
     "gating_3": {"branch_top_k": 3},
 }
-# what a second phase of training changes, and how often it saves
+# options that a second training phase changes, and those of saving
 PHASE = {"lr", "lr_scheduler", "min_lr", "warmup_updates", "warmup_init_lr", "max_update"}
 PHASE |= {"max_epoch", "disable_validation", "save_interval_updates", "keep_interval_updates"}
 PHASE |= {"keep_last_epochs", "no_epoch_checkpoints"}
@@ -65,7 +65,7 @@ PHASE |= {"keep_last_epochs", "no_epoch_checkpoints"}
 
 @cache
 def training(paper, name, *more, action="train"):
-    """The options of a recipe's training; none of the tests changes them."""
+    """Return the options of a recipe's training; they are cached, so do not change them."""
     given = parse(words(paper, name, action, *more))
     fill(given, MODELS.get(ARCH_MODEL_NAME_REGISTRY[given.arch]))
     fill(given, CRITERIA[given.criterion])
@@ -81,7 +81,7 @@ def evaluation(paper, name, *more):
 
 
 def fill(given, config):
-    """Give the options of a dataclass that a command leaves out their defaults."""
+    """Set the options of a dataclass that a command leaves out to their defaults."""
     for option in dataclasses.fields(config) if config else ():
         vars(given).setdefault(option.name, option.default)
 
@@ -94,13 +94,13 @@ def parameters(paper, name):
 
 
 def differences(first, second):
-    """Options that two commands both have, with other values."""
+    """Return the options that two commands both have, with different values."""
     first, second = vars(first), vars(second)
     return {name for name in first.keys() & second.keys() if first[name] != second[name]}
 
 
 def set_options(given, arch=None):
-    """Options that the words of a command, and a preset, set."""
+    """Return the options that a command or its preset sets."""
     preset = argparse.Namespace()
     if arch:
         ARCH_CONFIG_REGISTRY[arch](preset)
@@ -115,13 +115,13 @@ def value(given, flag):
 
 @pytest.mark.parametrize(("paper", "name"), LISTED)
 def test_a_recipe_builds_the_model_of_the_list(paper, name):
-    """Published counts are in millions, or in billions with a fraction."""
+    """Counts in the list are in millions, rounded to the digits shown."""
     _, told = LISTED[paper, name]
     millions, number = parameters(paper, name) / 1e6, told.split("M")[0].replace(",", "")
     assert f"{millions:.{len(number.partition('.')[2])}f}" == number
     published = re.search(r"paper (\d+)M", told)
     if published:
-        # another vocabulary, or rounded; WikiText-103 large: the paper counts other parts
+        # the paper rounds or has another vocabulary; for WikiText-103 large it counts other parts
         assert millions == pytest.approx(int(published[1]), rel=0.11)
 
 
@@ -146,7 +146,7 @@ def test_a_recipe_has_the_flags_of_the_table(paper, table, name):
         if cell == ABSENT:
             assert flag not in present
         elif flag in ("--mem-len", "--tokens-per-sample-valid") and value(given, flag) is None:
-            # by default as long as a segment of training
+            # the default is the length of a training segment
             assert given.tokens_per_sample == int(cell)
         else:
             found = value(given, flag) if flag.startswith("--") else overrides[flag]
@@ -172,7 +172,7 @@ def test_a_row_of_the_ablations_sees_the_attention_length_of_the_table(row):
     segment, absolute = given.tokens_per_sample, "absolute" in given.positions
     given = evaluation("transformer_xl", name, *shlex.split(to_evaluate.strip("`")))
     overrides = ast.literal_eval(given.model_overrides)
-    # what the last token of a segment sees
+    # the attention length of the last token of a segment
     if trained:
         assert overrides == {"mem_len": int(length), "same_length": True}
     else:
@@ -202,11 +202,11 @@ def test_an_argument_in_a_name_sets_its_option(name):
 
 @pytest.mark.parametrize("name", [name for _, name in LISTED if name.endswith("_plain")])
 def test_the_plain_transformer_is_trained_alike(name):
-    """Section 4.1 and table 2: other numbers of updates, and another dropout of 8 layers."""
+    """Section 4.1 and table 2: the number of updates differs, and with 8 layers the dropout."""
     weighted = training("weighted_transformer", name.removesuffix("_plain"))
     changed = differences(weighted, training("weighted_transformer", name))
     dropouts = {"dropout", "attention_dropout"}
-    # fairseq's own model gets these sizes, which follow from others, when the command is parsed
+    # fairseq's own model derives these sizes from others when the command is parsed
     sizes = {f"decoder_{side}_dim" for side in ("input", "output")}
     sizes |= {f"max_{side}_positions" for side in ("source", "target")}
     assert changed - dropouts - sizes <= {"arch", "optimizer", "max_update"}
@@ -218,7 +218,7 @@ def test_the_plain_transformer_is_trained_alike(name):
 def test_wmt14_has_the_schedule_of_the_paper(name):
     given = training("weighted_transformer", name)
     width = given.decoder_embed_dim
-    # of update t: d^-0.5 · min(t^-0.5, t · 4000^-1.5)
+    # learning rate of update t: d^-0.5 · min(t^-0.5, t · 4000^-1.5)
     assert given.lr == [pytest.approx(width**-0.5 * 4000**-0.5, rel=1e-5)]
     assert given.warmup_init_lr == pytest.approx(width**-0.5 * 4000**-1.5, rel=1e-5)
     assert given.max_tokens * given.update_freq[0] == 25_000
@@ -247,7 +247,7 @@ def test_evaluation_is_understood_and_scores_every_token(paper):
     names = [name for of_paper, name in LISTED if of_paper == paper]
     assert names
     kinds = set()
-    # each training of facts ends with a score of all of them
+    # training on facts scores all of them itself
     for name in (name for name in names if not name.startswith("facts")):
         if paper == "weighted_transformer":
             for _, *given in commands(paper, name, "evaluate"):
@@ -284,7 +284,7 @@ def test_what_is_printed_is_what_runs(tmp_path):
         ("transformer_xl", "enwik8_base finish D C", "enwik8_base has no action finish"),
         ("transformer_xl", "enwik8_base train D", "enwik8_base train DATA CHECKPOINTS"),
         ("transformer_xl", "ptb finish D C", "there is no checkpoint_last.pt in C"),
-        # arguments that no model has
+        # arguments that fit no model
         ("product_key_memory", "ablation_position_7 train D C", "no recipe ablation_position_7"),
         ("weighted_transformer", "gating_9 train D C", "there is no recipe gating_9"),
     ],

@@ -1,4 +1,4 @@
-"""Rooms import in one direction, and layers know no options. Sources are parsed, not imported."""
+"""Subpackages import in one direction; layers know no options. Sources are parsed, not imported."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 from tests.end_to_end.commands import ROOT
 
 PACKAGE = ROOT / "fairseq_plugins"
-# the other rooms that a room may import from
+# the other subpackages that each subpackage ("room") may import from
 ROOMS = {
     "fairseq_integration": set(),
     "product_key_memory": {"fairseq_integration"},
@@ -22,7 +22,7 @@ OPTION = re.compile(r"--[a-z]")
 
 
 def statements(file):
-    """All nodes of a file but its docstrings."""
+    """Return all syntax nodes of a file except its docstrings."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
@@ -32,7 +32,7 @@ def statements(file):
 
 
 def imported(file):
-    """The dotted names that a file imports from this repository, wherever in it."""
+    """Yield the dotted names that a file imports, at any place in it."""
     package = ("fairseq_plugins", *file.relative_to(PACKAGE).parent.parts)
     for node in statements(file):
         if isinstance(node, ast.Import):
@@ -44,7 +44,7 @@ def imported(file):
 
 
 def layers():
-    """The files that the standalone layers are made of."""
+    """Return the files that make up the standalone layers."""
     files = [PACKAGE / "modules" / "__init__.py"]
     for file in files:
         for name in imported(file):

@@ -1,4 +1,4 @@
-"""examples/tour.ipynb runs from top to bottom, and its saved outputs are of what it says."""
+"""examples/tour.ipynb runs from top to bottom, and its saved outputs match its code."""
 
 import io
 import json
@@ -15,14 +15,14 @@ TOUR = EXAMPLES / "tour.ipynb"
 TEXT = TOUR.read_text(encoding="utf-8")
 CELLS = [cell for cell in json.loads(TEXT)["cells"] if cell["cell_type"] == "code"]
 
-# What takes long, and what is done here instead: neither changes which cells print and draw.
+# Slow code and its replacements, which do not change which cells print and draw.
 SHORTER = {r"--max-update \d+": "--max-update 20", r"source\(textwrap\)": "source(textwrap)[:2000]"}
-# seconds, after which it hangs
+# seconds, after which the notebook counts as hanging
 LIMIT = 420
 
 
 def be_jupyter(folder):
-    """Execute the code cells in one namespace, and write what each printed and drew."""
+    """Execute the code cells in one namespace; save each one's output and number of figures."""
     os.environ["MPLBACKEND"] = "agg"
     import matplotlib.pyplot as plt
 
@@ -40,7 +40,7 @@ def be_jupyter(folder):
 
 
 def saved(cell):
-    """Of a cell: whether text that it printed is saved, and how many pictures are."""
+    """Return whether a cell's saved output has printed text, and its number of pictures."""
     names = [output.get("name") for output in cell["outputs"]]
     assert "stderr" not in names
     return "stdout" in names, sum("image/png" in each.get("data", {}) for each in cell["outputs"])
@@ -57,10 +57,10 @@ def test_every_cell_prints_and_draws_what_is_saved_of_it(tmp_path):
         process.kill()
     made = json.loads((tmp_path / "made.json").read_text(encoding="utf-8"))
     for cell, (text, pictures) in zip(CELLS, made, strict=True):
-        # the figures in the text depend on the machine
+        # the numbers in the text depend on the machine
         assert (bool(text), pictures) == saved(cell), cell["source"]
     assert sum(pictures for _, pictures in made) >= 4
-    # a text in pieces scores as at once
+    # a text scored in pieces gets the same score as in one piece
     (both,) = (text for text, _ in made if "line by line" in text)
     pieces, whole = (line.split(":")[1].strip() for line in both.splitlines())
     assert pieces == whole

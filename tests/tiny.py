@@ -1,4 +1,4 @@
-"""Models, text and dictionaries that fit a test."""
+"""Tiny models, text and dictionaries for tests."""
 
 from argparse import Namespace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from fairseq_plugins.transformer_xl.model import TransformerXLConfig, Transforme
 VOCABULARY = 20
 _SPECIAL = 4
 SIZES = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
-# what fairseq takes over from the task's options
+# values that fairseq takes from the task's options
 SEGMENTS = {"tokens_per_sample": 8, "extended_context": 0}
 VARIANTS = ["all", "attn-split", "head-split", "single-head"]
 # embeddings in three bands, tied to the adaptive softmax
@@ -32,7 +32,7 @@ ADAPTIVE = {
 
 
 def dictionary() -> Dictionary:
-    """20 symbols: <s> <pad> </s> <unk> and sixteen letters."""
+    """Return a dictionary of 20 symbols: <s> <pad> </s> <unk> and sixteen letters."""
     made = Dictionary()
     for letter in "abcdefghijklmnop":
         made.add_symbol(letter)
@@ -40,32 +40,32 @@ def dictionary() -> Dictionary:
 
 
 def tiny_task(**more) -> SimpleNamespace:
-    """What models and criteria ask of a task."""
+    """Return a stand-in for a task, with the attributes that models and criteria use."""
     return SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary(), **more)
 
 
 def segment_loss(task=None, **options) -> SegmentLoss:
-    """The loss of segment models with some of its options, in the mean over tokens."""
+    """Build the loss of segment models with these options, averaged over tokens."""
     cfg = SegmentLossConfig(**{"sentence_avg": False, **options})
     return SegmentLoss.build_criterion(cfg, task or tiny_task())
 
 
 def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
-    """An all-attention model of 3 layers, d 16, 2 heads, N 5, span 6, without dropout."""
+    """Build an all-attention model of 3 layers, d 16, 2 heads, N 5, span 6, without dropout."""
     values = {**SIZES, "persistent_vectors": 5, "attention_span": 6, **SEGMENTS, **options}
     torch.manual_seed(seed)
     return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), tiny_task())
 
 
 def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
-    """A Transformer-XL of 3 layers, d 16, 2 heads, f 24, recurrence 8, without dropout."""
+    """Build a Transformer-XL of 3 layers, d 16, 2 heads, f 24, recurrence 8, without dropout."""
     values = {**SIZES, "decoder_ffn_embed_dim": 24, "init_std": 0.2, **SEGMENTS, **options}
     torch.manual_seed(seed)
     return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), tiny_task())
 
 
 def translation_arguments(**options) -> Namespace:
-    """Parsed options of a translation model of 2 layers each, d 16, f 24, 4 heads, no dropout."""
+    """Return options of a translation model: 2 + 2 layers, d 16, f 24, 4 heads, without dropout."""
     sizes = {"share_all_embeddings": True, "dropout": 0.0, "attention_dropout": 0.0, "tpu": False}
     for part in ("encoder", "decoder"):
         sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 4}
@@ -75,7 +75,7 @@ def translation_arguments(**options) -> Namespace:
 
 
 def translation_model(kind, arch, seed=1, task_cfg=None, **options):
-    """A model of these options, and of those that fairseq's function for ``arch`` adds."""
+    """Build a model from these options and those that fairseq's function for ``arch`` adds."""
     args = translation_arguments(**options)
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
@@ -83,20 +83,20 @@ def translation_model(kind, arch, seed=1, task_cfg=None, **options):
 
 
 def tokens(streams: int, length: int, seed: int = 2) -> torch.Tensor:
-    """Random letters, (streams, length)."""
+    """Return random letters, (streams, length)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(_SPECIAL, VOCABULARY, (streams, length), generator=generator)
 
 
 def text(length: int) -> np.ndarray:
-    """Letters that can be told apart by their predecessor: 4 5 6 … 19 4 5 …"""
+    """Return letters that follow from the letter before: 4 5 6 … 19 4 5 …"""
     return np.array([4 + i % 16 for i in range(length)], dtype=np.uint16)
 
 
 def scores_by_segment(model, stream, length, mode=torch.no_grad, recurrence=None) -> torch.Tensor:
-    """Scores of a stream (B, T) read in segments of ``length`` with a recurrence, by default new.
+    """Return scores of a stream (B, T) in segments of ``length``; ``recurrence`` is new by default.
 
-    Without gradients in evaluation mode, in which layers keep keys and values.
+    Without gradients, the model is in evaluation mode, in which layers keep keys and values.
     """
     recurrence, training = recurrence or Recurrence(), model.training
     parts = []

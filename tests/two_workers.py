@@ -11,10 +11,10 @@ from tests.fork_server import FORK_SERVER
 
 
 def on_two_workers(work, folder):
-    """Return what ``work(0)`` gives in this process and ``work(1)`` in another one.
+    """Return the results of ``work(0)`` in this process and ``work(1)`` in another one.
 
-    They are a group of gloo meanwhile, with files in an empty folder. The other process has to find
-    ``work`` in a module.
+    They form a gloo process group, which needs an empty folder for files. ``work`` has to be
+    importable from a module.
     """
     method = FORK_SERVER.get_start_method()
     other = torch.multiprocessing.start_processes(
@@ -33,7 +33,7 @@ def _other_worker(_, work, folder):
 
 
 def _in_group(work, rank, folder):
-    # torch sets one that names the rank, and leaves it there
+    # torch sets a hook that names the rank, and does not remove it
     hook = sys.excepthook
     place = {"init_method": f"file://{folder}/group", "rank": rank, "world_size": 2}
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300), **place)

@@ -23,7 +23,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 # The published code drops keys beyond a layer's widest span in steps of this many.
 _TRIMMED_AT_ONCE = 64
 
-# The cost of one more group of heads, in keys of one head: there are more products, and smaller.
+# The cost of one more group of heads, in keys of one head: its products are smaller and separate.
 GROUP_COST = 256
 
 
@@ -98,7 +98,7 @@ class AdaptiveSpan(Float32Module):
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
 
     def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
-        """Return the factor by which ``epsilon`` shrinks the output, given log Σ (m·)exp(score)."""
+        """Return the factor due to ``epsilon``, given log Σ m·exp(score) and log Σ exp(score)."""
         # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); the output is 0 anyway where both sums are
         return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
 

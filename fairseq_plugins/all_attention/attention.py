@@ -54,7 +54,7 @@ SPAN_MARGIN = 64
 
 
 class SpannedPositions(NamedTuple):
-    """Everything but the tokens that a layer's scores depend on.
+    """All that a layer's scores depend on, besides the tokens.
 
     ``rel_keys`` are p for the distances S - 1 (or more) down to -1, (1, D, d_h), or clamped; each
     group of heads has a :meth:`.AdaptiveSpan.log_mask`, or None.
@@ -222,7 +222,7 @@ class AllAttention(RelativeAttention):
         return self.persistent.attend(query, dropout, return_lse)  # type: ignore[union-attr]
 
     def _add_persistent(self, attended: Tensor, query: Tensor) -> Tensor:
-        """Put persistent vectors with a softmax of their own beside (H, B, T, d_h)."""
+        """Add or append attention to persistent vectors, in a softmax of its own."""
         if self.variant == SINGLE_HEAD:
             # (H, B, T, d_h) -> (1, B, T, d), divided by √d instead of √d_h
             wide = merge_heads(query) / math.sqrt(self.num_heads)

@@ -1,4 +1,4 @@
-"""Work-arounds for fairseq, which all rooms use.
+"""Workarounds for fairseq that all rooms (the subpackages with models) share.
 
 docs/fairseq.md lists what they change in fairseq, and why.
 """

@@ -1,4 +1,4 @@
-"""Keeps checkpoint files complete, folders to one training, and weights to models that they fit.
+"""Writes complete checkpoint files, reserves folders for one training, and checks loaded weights.
 
 fairseq copies a checkpoint to ``checkpoint_last.pt`` in place: a training that is killed at that
 moment leaves a part of the file.
@@ -96,7 +96,7 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
 
 
 def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Copy a file as fairseq's PathManager does, but let the copy appear when it is complete."""
+    """Copy a file as fairseq's PathManager does, but let the copy appear only when complete."""
     if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
         return copy(src_path, dst_path, overwrite=overwrite)
     with complete_file(dst_path) as part:

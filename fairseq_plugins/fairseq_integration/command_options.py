@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, fla
 from fairseq_plugins.fairseq_integration.safe_loading import options_of
 
 SEGMENTS = "segment_language_modeling"
-# options of fairseq-generate and fairseq-interactive that segment language models refuse, with why
+# why segment language models refuse options of fairseq-generate and fairseq-interactive
 REFUSED = {
     "match_source_len": "the source is the prompt, and says nothing about the length of what "
     "follows; give --min-len and --max-len-b",
@@ -32,7 +32,7 @@ REFUSED = {
     "retain_dropout": "fairseq retains only dropout of its own modules",
     "print_step": "decoding is not iterative",
 }
-# options without effect in the commands of that task, and in translation
+# options without effect in that task's commands, and in translation, for docs/options.md
 WITHOUT_EFFECT = {
     "train, eval-lm": (
         "num_workers",
@@ -124,7 +124,7 @@ def _take_task_of_checkpoint(parser: argparse.ArgumentParser, input_args: list[s
 
 
 def _refuse(parsed: argparse.Namespace) -> None:
-    """Refuse options that the task cannot follow."""
+    """Refuse options that the segment task does not support."""
     if getattr(parsed, "task", None) != SEGMENTS:
         return
     for option, reason in REFUSED.items():
@@ -137,7 +137,7 @@ def _find_hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
     arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)' \(", message)
     if arch:
         near = did_you_mean(arch[1], ARCH_MODEL_REGISTRY, 3)
-        yield f"--arch {arch[1]} is no model: {near or 'see docs/presets.md'}"
+        yield f"--arch {arch[1]} is not a model: {near or 'see docs/presets.md'}"
     if not message.startswith("unrecognized arguments: "):
         return
     for option in re.findall(r"(?<!\S)--[a-z][\w-]*", message):
@@ -154,7 +154,7 @@ def _find_hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
             )
         else:
             near = did_you_mean(option, parser._option_string_actions, 3)
-            yield f"{option} is no option here: {near or 'leave it out'}"
+            yield f"{option} is not an option here: {near or 'leave it out'}"
 
 
 def _belongs_to_a_model(option: str) -> bool:

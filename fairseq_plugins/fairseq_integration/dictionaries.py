@@ -102,7 +102,7 @@ def _load_and_count(
 ) -> Any:
     found = theirs(path, dictionary, *args, **options)
     for part in getattr(found, "datasets", [found]):
-        # tasks of streams count in other formats themselves
+        # the task of streams counts <unk> in other formats itself
         if dictionary is not None and isinstance(part, MMapIndexedDataset):
             file, dtype = data_file_path(part._path), part._index.dtype
             # a file that was cut short may end within a number

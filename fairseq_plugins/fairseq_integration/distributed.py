@@ -71,7 +71,7 @@ def _find_module_with_rules(model: nn.Module) -> str:
 
 
 def check_devices() -> None:
-    """Let fairseq's commands refuse options that need GPUs if there are not enough."""
+    """Let fairseq's commands refuse options that need a GPU if there is none."""
     theirs = distributed_utils.call_main
     distributed_utils.call_main = functools.wraps(theirs)(functools.partial(_call_main, theirs))
 

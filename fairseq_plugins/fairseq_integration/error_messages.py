@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# an argument in an error of a layer
+# an argument's name in the error of a layer
 ARGUMENT = re.compile(r"`(\w+)`")
 PACKAGE = Path(__file__).resolve().parents[1]
 # errors of this package that a user can mend
@@ -63,7 +63,7 @@ def sizes_in_memory(cfg: Any) -> Iterator[None]:
 
 @contextmanager
 def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None]:
-    """Replace arguments by options in each ``ValueError`` that the block raises.
+    """Name options instead of arguments in each ``ValueError`` that the block raises.
 
     Layers write arguments in backquotes: "`slots` is 5: it must be a square number". ``option_of``
     maps "slots" to "--memory-slots", or to None.

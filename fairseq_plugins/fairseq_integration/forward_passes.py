@@ -22,7 +22,7 @@ def is_recomputed() -> bool:
 
     Running statistics and counters must skip the second time.
     """
-    # a backward pass is under way the second time; compilers do not support the question
+    # the second time, a backward pass is running; compilers cannot trace this query
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 

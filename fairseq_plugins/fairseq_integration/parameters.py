@@ -1,7 +1,7 @@
 """Parameters with a precision, an update rule or a constraint of their own.
 
 With ``--fp16`` and ``--bf16`` fairseq updates a copy of the weights in fp32 and overwrites the
-model's weights with it. Constraints therefore project this copy, and then the model gets it.
+model's weights with it. Constraints therefore project this copy, and the model gets the result.
 
 A module with constraints has a method ::
 
@@ -60,7 +60,7 @@ def update_rule(parameter: nn.Parameter, kind: type[Rule]) -> Rule | None:
 
 
 class OwnRulesStep:
-    """Base class, before fairseq's, of optimizers with rules for single tensors.
+    """Base class of optimizers with rules for single tensors; list it before fairseq's class.
 
     Under ``--amp`` fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler
     then gets this object, and would unscale the gradients again, so that none would be clipped.

@@ -145,8 +145,8 @@ def _merge(
         return merge(options, cfg, remove_missing)
     except ConfigKeyError as error:
         raise ValueError(
-            f"{cfg._get_full_key(error.key)} is no option of {cfg._name}: the names are those of "
-            "fairseq-train's options with _ for -"
+            f"{cfg._get_full_key(error.key)} is not an option of {cfg._name}: the names are those "
+            "of fairseq-train's options, with _ for -"
         ) from error
 
 
@@ -157,7 +157,7 @@ def keep_bf16_off_tpus() -> None:
 
 
 def _complete_without_tpu(complete: Callable[[Any], None], cfg: Any) -> None:
-    """Complete options, but undo that fairseq's command line takes ``--bf16`` to mean a TPU."""
+    """Complete options; unset the TPU that fairseq's command line infers from ``--bf16``."""
     complete(cfg)
     bf16 = isinstance(cfg, Namespace) and getattr(cfg, "bf16", False)
     if bf16 and importlib.util.find_spec("torch_xla") is None:

@@ -14,7 +14,7 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 PACKAGE = "fairseq_plugins"
-# each lists in REGISTERS its files with models, tasks, losses or optimizers
+# subpackages; REGISTERS of each lists its files with models, tasks, losses or optimizers
 ROOMS = (
     "segment_language_model",
     "transformer_xl",
@@ -38,7 +38,7 @@ def register() -> None:
             f"{PACKAGE} needs fairseq 0.12, and {fairseq.__version__} is installed: {REMEDY}"
         )
     _registered = True
-    # fairseq's blocks of whole lines (--sample-break-mode eos) read it, and numpy 2 lacks it
+    # --sample-break-mode eos and fairseq-interactive read numpy.compat.long; numpy 2 lacks it
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "compat"):
         numpy.compat = SimpleNamespace(long=int)
@@ -62,7 +62,7 @@ def register() -> None:
 
 
 def register_with_room() -> None:
-    """Register when a room is imported, except for its layers alone."""
+    """Register when a room is imported, unless only its layers are (by ``modules``)."""
     if f"{PACKAGE}.modules" not in sys.modules:
         try:
             register()
@@ -80,7 +80,7 @@ def register_when_fairseq_is_imported() -> None:
 
 
 def _import_fairseq() -> ModuleType:
-    """Import fairseq, and keep the set-up of logging, which some of its tasks change."""
+    """Import fairseq, and restore the logging setup, which some of its tasks change."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     already = "fairseq" in sys.modules

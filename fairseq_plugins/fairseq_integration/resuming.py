@@ -54,7 +54,7 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
     wanted = cfg.restore_file.replace(".pt", (trainer.checkpoint_suffix or "") + ".pt")
     if cfg.restore_file != LAST and not PathManager.isfile(wanted):
         raise ValueError(
-            f"--restore-file is {wanted}, which is no file: give the path of a checkpoint, or "
+            f"--restore-file is {wanted}, which is not a file: give the path of a checkpoint, or "
             "leave it out to go on with the last one of --save-dir"
         )
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
@@ -62,7 +62,7 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
     _forget_other_trainings()
     with _keep_order_of_batches(trainer.task, trainer.cfg.dataset.update_ordered_indices_seed):
         state, epochs = load(cfg, trainer, **options)
-    # a fine-tuned training has a checkpoint too, and fairseq resets its meters
+    # fine-tuning also loads a checkpoint, but starts at update 0
     begun = state is not None and trainer.get_num_updates() > 0
     if begun and not (cfg.reset_optimizer or cfg.reset_meters):
         vars(_should_stop_early).update(state.get(PATIENCE, {}))

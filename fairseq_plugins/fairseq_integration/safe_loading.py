@@ -39,7 +39,7 @@ OPTION_CONTAINERS = [
     list,
     int,
     Any,
-    # the place of a tensor in a checkpoint that worker 0 broadcasts to the others
+    # stands for a tensor in a checkpoint that worker 0 broadcasts to the others
     _TensorPlaceholder,
     # counts of n-grams, which --eval-bleu leaves in the meters of validation: arrays, numbers and
     # the functions by which their pickles create them
@@ -77,12 +77,12 @@ def load_safely(
 ) -> Any:
     """Return the contents of one of torch's files; an archive's tensors stay on the disk.
 
-    Errors call the file ``name``. A file that is cut short or damaged raises :class:`DamagedError`,
-    one that is no checkpoint gives ``remedy``.
+    Errors call the file ``name``. A file that is cut short or damaged raises :class:`DamagedError`;
+    if it is not a checkpoint, the error ends with ``remedy``.
     """
     if not os.path.isfile(path):
         # reading a pipe could wait forever
-        raise ValueError(f"{name} is no file: {remedy}")
+        raise ValueError(f"{name} is not a file: {remedy}")
     archive = zipfile.is_zipfile(path)
     if archive:
         # torch ignores flipped bits
@@ -118,7 +118,7 @@ def load_safely(
 
 
 def _what_is_cut(path: str | Path) -> str:
-    """Return what is wrong with a file that is no archive; "" for one from before PyTorch 1.6."""
+    """Return what is wrong with a file that is not an archive; "" if it predates PyTorch 1.6."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start:
@@ -126,7 +126,7 @@ def _what_is_cut(path: str | Path) -> str:
     if start.startswith(b"PK"):
         return "its end is missing"
     # a pickle
-    return "" if start.startswith(b"\x80") else "it is no file of torch's"
+    return "" if start.startswith(b"\x80") else "torch did not write it"
 
 
 def read_checkpoint(path: Path, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, OmegaConf
 
-# defaults as fairseq's model completes parsed options
+# the defaults that fairseq's model gives to missing parsed options
 _DERIVED: dict[str, tuple[Any, str | None]] = {
     "decoder_embed_dim": (int, II(".encoder_embed_dim")),
     "decoder_ffn_embed_dim": (int, II(".encoder_ffn_embed_dim")),
@@ -68,7 +68,7 @@ def parsed(cfg: Any) -> Namespace:
 
 
 class BuiltOnTransformer:
-    """Base class, before fairseq's, of models that add ``own_options`` to fairseq's."""
+    """Base class of models that add ``own_options`` to fairseq's; list it before fairseq's."""
 
     own_options: type[FairseqDataclass]
 

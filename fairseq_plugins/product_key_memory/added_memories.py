@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
 _LAYER = re.compile(r".*\blayers\.\d+\.")
-# what a memory may replace
+# sublayers that a memory may replace
 _FEED_FORWARD = re.compile(r"(fc1|fc2|ffn_layernorm|feed_forward)\.")
 # Norms that come with a memory, and the norms that may stand before each. added_layer_norm belongs
 # to layers without a feed-forward sublayer.

@@ -1,7 +1,7 @@
 """Selection, sum and update, each in one pass on a CPU: loops that numba compiles.
 
-torch would need several operations for each. Importing numba takes half a second and waits for the
-first call. Equal scores rank as in :mod:`.search`; NaNs go first, in any order.
+torch would need several operations for each. numba is imported at the first call, since that takes
+half a second. Equal scores rank as in :mod:`.search`; NaNs go first, in any order.
 
 Shapes: N queries, H heads, n sub-keys of each half, k selected, M rows to sum, P places, U sums or
 rows that were read, K rows of a table, d width.
@@ -102,7 +102,7 @@ def _inlined(loop: Callable) -> Callable:
 def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """Compile ``loop``, whose outermost loop is over ``numba.prange``, when it is first called.
 
-    It runs on as many threads as torch does. The version for one thread starts none, since they
+    It runs on as many threads as torch does. The version for one thread starts no threads, which
     would not survive a fork. Compiling takes seconds, so numba keeps the machine code in files, if
     it can write any. ``njit(cache=True)`` has one index for all versions of a function: it mistakes
     serial code for parallel code, and two processes that write at once may overwrite each other's

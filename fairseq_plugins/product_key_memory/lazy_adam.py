@@ -130,8 +130,8 @@ class MomentsOfReadRows(Moments):
         if count <= len(self.exp_avg):
             return
         slots = len(self._places)
-        # A CPU only takes memory that is written to. Elsewhere, reserve a little more than needed,
-        # since each growth copies everything.
+        # A CPU only allocates memory that is written to. Elsewhere, reserve a little more than is
+        # needed, since each growth copies everything.
         on_cpu = self._places.device.type == "cpu"
         size = slots if on_cpu else min(count + count // 4, slots)
         for name in MOMENTS:

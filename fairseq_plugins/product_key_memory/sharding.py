@@ -40,7 +40,7 @@ class AllColumns:
         return table
 
     def gather(self, columns: Tensor) -> Tensor | None:
-        """Return all columns (K, d); shards only on worker 0. All workers must call this."""
+        """Return all columns (K, d), of shards only on worker 0. All workers must call this."""
         return columns
 
     def rows_of_any_worker(self, chosen: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class _GatherTokens(torch.autograd.Function):
 
 
 class _ColumnsToTokens(torch.autograd.Function):
-    """Trades some columns of all tokens, (M, c), for all columns of this worker's, (N, d)."""
+    """Trades some columns of all tokens (M, c) for all columns of this worker's tokens (N, d)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What all models from Python share: losses of tokens, their units, and binarized splits.
+"""Shared by all models from Python: losses of tokens, their units, and binarized splits.
 
 Shapes: B texts or streams, T tokens, N tokens of a text or split, d model width.
 """

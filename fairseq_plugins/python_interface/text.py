@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fairseq_plugins.segment_language_model.evaluation import Units
 
-# what may stand for a blank in prepared texts of characters, if units.json does not say it
+# symbols that may stand for a blank in texts of characters, if units.json does not name one
 _BLANKS = ("▁", "_")
 # how many unknown symbols an error lists
 _LISTED = 5
 
 
 class Words:
-    """A line as words between blanks, after fairseq's tokenizer and BPE, if given."""
+    """A line as whitespace-separated words, after fairseq's tokenizer and BPE, if given."""
 
     def __init__(self, tokenizer: Any = None, bpe: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -53,7 +53,7 @@ class Pieces(Words):
 
 
 class Characters:
-    """A line as its characters; ``symbols`` has characters that the dictionary writes otherwise."""
+    """A line as its characters; ``symbols`` maps some to other symbols of the dictionary."""
 
     def __init__(self, symbols: Mapping[str, str]) -> None:
         self.symbols = symbols
@@ -106,7 +106,7 @@ class TextCoder:
             raise ValueError(f"{name} is empty: give one with at least one symbol")
         tokens = torch.tensor([self.dictionary.index(symbol) for symbol in symbols]).long()
         if tokens.eq(self.dictionary.pad()).any():
-            raise ValueError(f"{name} has <pad>, which is no text to fairseq: take it out")
+            raise ValueError(f"{name} has <pad>, which fairseq takes for padding: take it out")
         found = {symbols[i] for i in tokens.eq(self.dictionary.unk()).nonzero().view(-1)}
         unknown = sorted(found - {self.dictionary.unk_word})
         if unknown and not self.allow_unknown:
@@ -176,7 +176,7 @@ def build_lines(
                 raise ValueError(f"{kind} is {name!r} without {option}: give {option}=FILE")
             file = options.get(option, default)
             if option in ("bpe_codes", "sentencepiece_model") and not Path(file).is_file():
-                raise ValueError(f"{option} is {file}, which is no file: name another")
+                raise ValueError(f"{option} is {file}, which is not a file: name another")
         try:
             built.append(build(Namespace(**{kind: name}, **options)))
         # libraries raise any exception, and one of them exits

@@ -32,7 +32,7 @@ from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
 class TranslationModel(LoadedModel):
     """A model that translates sentences as fairseq-generate and fairseq-interactive do.
 
-    ``lines`` converts a sentence to units and back; None for units between blanks.
+    ``lines`` converts a sentence to units and back; None for whitespace-separated units.
     """
 
     def __init__(self, model: BaseFairseqModel, task: TranslationTask, lines: Any = None) -> None:

@@ -112,8 +112,8 @@ class _Workspace:
                     hidden = hidden_by_window(*corner, window, bias)
                     limits = bias.new_full(hidden.shape, torch.inf)
                     self._limits[corner] = limits.masked_fill_(hidden, torch.finfo(bias.dtype).min)
-                # faster than masked_fill_ on a CPU; NaN stays NaN, which reaches the earlier query,
-                # and through the values reaches the whole block anyway
+                # faster than masked_fill_ on a CPU; NaN stays and reaches earlier queries, as it
+                # does anyway through the values: weight 0 does not remove NaN
                 bias[..., first:end].clamp_max_(self._limits[corner])
 
 

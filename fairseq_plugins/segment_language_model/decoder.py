@@ -179,7 +179,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             )
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
-        """Return where ``tokens`` (B, T) are padding; None if no layer asks or there is none."""
+        """Return where ``tokens`` (B, T) are padding; None if no layer takes it, or nothing is."""
         if not self._takes_padding:
             return None
         padding_mask = tokens.eq(self.dictionary.pad())
@@ -201,7 +201,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             return self.compute_positions(farthest)
 
         def compute() -> tuple[int, list[Any]]:
-            # twice as many as needed, as a past that grows by a token would project each time
+            # twice as many as needed: a past that grows token by token would project each time
             last = max(farthest, min(2 * farthest, ever_farthest))
             return last, self.compute_positions(last)
 
@@ -231,7 +231,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return {}
 
     def train(self, mode: bool = True) -> "SegmentDecoder":
-        """Switch between training and evaluation; training needs the space of the positions."""
+        """Switch between training and evaluation; training frees the cached positions."""
         if mode:
             self.inference_positions.clear()
         return super().train(mode)

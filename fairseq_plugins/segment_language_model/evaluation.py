@@ -1,4 +1,4 @@
-"""What evaluation adds to fairseq's average: units, temperature, figures without line ends.
+"""Additions to fairseq's evaluation: units, softmax temperature, figures without line ends.
 
 The commands that prepare data write the kind of symbol into units.json, beside dict.txt. Some
 published perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
@@ -48,7 +48,7 @@ def evaluate_probs(
 
 
 def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -> None:
-    """Refuse log-probabilities (B, T) of targets that are not finite, or that mean 0."""
+    """Refuse log-probabilities (B, T) of targets that are not finite, or of impossible symbols."""
     if not of_targets.isfinite().all():
         # fairseq-eval-lm would leave the token out of its average
         raise FloatingPointError(
@@ -91,7 +91,7 @@ class TalliedBatches:
         self._line_ends = self._line_ends + line_ends.sum()
 
     def describe(self) -> str | None:
-        """Describe the loss without line ends; None if the text has only one of the two."""
+        """Describe the loss without line ends; None if there are no line ends, or nothing else."""
         others, line_ends = int(self._others), int(self._line_ends)
         if others == 0 or line_ends == 0:
             return None

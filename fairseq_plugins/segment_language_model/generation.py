@@ -88,7 +88,7 @@ def choose_prefix(
 def end_by_length(generator: Any) -> Any:
     """Let only length end fairseq's ``generator``, which waits for ``<pad>``.
 
-    fairseq makes ``<pad>`` impossible, and every other symbol at the end, where ``<pad>`` must win.
+    fairseq makes ``<pad>`` impossible; at the last step, where it must win, all other symbols too.
     """
     end = generator.eos
 
@@ -135,7 +135,7 @@ def keep_writing(generator: Any) -> Any:
 def _block_repeats(
     block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
 ) -> Tensor:
-    """Make symbols impossible that would complete an n-gram again, except in prompts and ends."""
+    """Forbid symbols that would repeat an n-gram, except in prompts and at the end."""
     before = block.no_repeat_ngram_size - 1
     possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
     for row in possible.nonzero().view(-1).tolist():

@@ -1,4 +1,4 @@
-"""What a layer keeps of the tokens it has read (Transformer-XL, section 3.2).
+"""The state that a layer keeps of the tokens it has read (Transformer-XL, section 3.2).
 
 Training keeps hidden states and projects them again, so that the projections learn from them too.
 Inference (evaluation mode without gradients) keeps keys and values, and projects nothing twice.
@@ -20,11 +20,11 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 
 class LayerState:
-    """What one layer keeps of S tokens (``length``) in each of B streams (``streams``)."""
+    """The state of one layer: S tokens (``length``) in each of B streams (``streams``)."""
 
     length: int
     streams: int
-    hidden: Tensor  # of HiddenStates alone
+    hidden: Tensor  # only in HiddenStates
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> LayerState:
         """Drop the last ``before`` tokens; keep ``length`` + ``segment`` of the rest, detached."""

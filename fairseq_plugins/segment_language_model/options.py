@@ -16,7 +16,7 @@ from omegaconf import II
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
-# Tokens to compute at once. The cost grows with their square, and beyond this it takes hours.
+# The cost grows with the square of the length; a longer segment would take hours.
 LONGEST_SEGMENT = 2**20
 
 
@@ -162,7 +162,7 @@ class SegmentLanguageModelConfig(FairseqDataclass):
 
 
 def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
-    """Refuse options that make no model."""
+    """Refuse options from which no model can be built."""
     check_least(cfg, _LEAST)
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
@@ -339,7 +339,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
 
 
 def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
-    """Check the options that concern no model, and return the path of the dictionary."""
+    """Check the task's own options, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
     check_least(cfg, {"tokens_per_sample": 1, "segment_jitter": 0, "extended_context": 0})

@@ -78,9 +78,9 @@ def load_tokens(
 
 
 def _check_index(path: str) -> None:
-    """Refuse a damaged index, on which fairseq would leave files open."""
+    """Refuse a damaged index; fairseq would fail on it and leave files open."""
     if not os.path.isfile(path):
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     start = struct.Struct("<9sQBQ")
     with open(path, "rb") as file:
         read = file.read(start.size)
@@ -174,7 +174,7 @@ class ShuffledSentences:
             )
         lengths = np.diff(starts, append=len(tokens))
         order = np.random.default_rng(seed).permutation(len(starts))
-        # each sentence's end in the new order, and what to add for its place in the old order
+        # each sentence's end in the new order, and the shift from there to the old order
         self._ends = lengths[order].cumsum()
         self._shifts = starts[order] + lengths[order] - self._ends
 

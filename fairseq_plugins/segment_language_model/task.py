@@ -86,8 +86,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ValueError(
-                f"DATA is {cfg.data}: {path} is no dictionary of fairseq ({reason}); replace it, "
-                "or binarize the text again"
+                f"DATA is {cfg.data}: {path} is not a dictionary of fairseq ({reason}); replace "
+                "it, or binarize the text again"
             ) from error
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
@@ -106,7 +106,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
-                f"--arch is {cfg._name}, which is no segment language model: choose "
+                f"--arch is {cfg._name}, which is not a segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
         model.softmax_temperature = temperature

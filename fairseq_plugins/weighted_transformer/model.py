@@ -87,8 +87,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
     own_options = BranchOptions
-    # Whether train() was called, as fairseq does before each update. ``training`` does not tell: a
-    # model that is loaded to translate has it set until eval().
+    # Whether train() was called, as fairseq does before each update. ``training`` cannot tell: a
+    # model that is loaded to translate has it set, too, until eval().
     _is_trained = False
 
     @classmethod

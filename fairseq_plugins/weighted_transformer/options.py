@@ -23,7 +23,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
 READINGS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
 SUMS = ONE, BRANCHES = ("one", "branches")
 SHAKE = "shake"
-# of a decoder layer
+# the attentions of a decoder layer
 ATTENTIONS, BOTH = ("encoder", "self"), "both"
 
 

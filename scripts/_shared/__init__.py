@@ -1,1 +1,1 @@
-"""What the commands of several tasks share."""
+"""Code that the commands of several tasks share."""

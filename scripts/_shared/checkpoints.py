@@ -1,6 +1,6 @@
-"""Checkpoints that fairseq-train wrote, read without executing anything in them.
+"""Read checkpoints of fairseq-train without executing code in them.
 
-fairseq takes seconds to import: it is imported when a checkpoint is read.
+Importing fairseq takes seconds, so the functions import it when a checkpoint is read.
 """
 
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from scripts._shared.commands import short
 
 
 def options_of(state: Any, part: str) -> Mapping[str, Any]:
-    """Options of a part of a checkpoint, such as "model"."""
+    """Return the options of a part of a checkpoint, such as "model"."""
     from fairseq_plugins.fairseq_integration import safe_loading
 
     return safe_loading.options_of(state, part)
 
 
 def read_checkpoint(path: Path, option: str = "--checkpoint") -> dict[str, Any]:
-    """Content of the file that an option names."""
+    """Return the content of the checkpoint that a command line option names."""
     from fairseq_plugins.fairseq_integration import safe_loading
 
     return safe_loading.read_checkpoint(path, f"{option} {short(path)}")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Content of a segment language model's checkpoint; raises ValueError for another model's."""
+    """Return the content of a segment language model's checkpoint; raise ValueError for others."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
@@ -34,7 +34,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     name = options_of(state, "model").get("_name")
     if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), SegmentLanguageModel):
         raise ValueError(
-            f"--checkpoint {short(path)} holds the model {name!r}, which is no segment language "
-            "model: name a checkpoint of a model of this package"
+            f"--checkpoint {short(path)} holds the model {name!r}, which is not a segment "
+            "language model: give a checkpoint of a segment language model of this package"
         )
     return state

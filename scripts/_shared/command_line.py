@@ -1,4 +1,4 @@
-"""Command lines: the parser, options that several commands share, and how a command ends."""
+"""Command lines: the parser, shared options, and the exit status."""
 
 import argparse
 import logging
@@ -15,14 +15,14 @@ from scripts._shared.commands import short
 
 
 class NamedFile(NamedTuple):
-    """A checkpoint or a log, and what tables and plots call it."""
+    """A checkpoint or a log, with its label in tables and plots."""
 
     label: str
     path: Path
 
 
 def command_parser(description: str) -> argparse.ArgumentParser:
-    """Parser of a command whose module has this docstring, with ``python -m …`` in it as usage."""
+    """Return a command's parser, given its module's docstring, which has ``python -m …`` in it."""
     return argparse.ArgumentParser(
         prog=re.search(r"python -m scripts\.[\w.]+", description)[0],
         description=description,
@@ -31,7 +31,7 @@ def command_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the options that say which models score which text, where, and where results go."""
+    """Add the options for the text, the models that score it, the device and the results."""
     text = "folder that fairseq-preprocess wrote"
     parser.add_argument("--data", type=Path, required=True, help=text)
     add_named_files(parser, "--checkpoint", "models")
@@ -40,21 +40,21 @@ def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
 
 
 def add_named_files(parser: argparse.ArgumentParser, option: str, things: str) -> None:
-    """Add the option that says which things are compared; parse_named_files reads its words."""
-    help_text = f"{things} to compare, with what they are called in tables and plots"
+    """Add an option for the things to compare; parse_named_files parses its values."""
+    help_text = f"{things} to compare, with their labels in tables and plots"
     add = parser.add_argument
     add(option, nargs="+", action="extend", required=True, metavar="[LABEL=]PATH", help=help_text)
 
 
 def add_output_options(parser: argparse.ArgumentParser, output: str, device: bool = True) -> None:
-    """Add the option that says where results go, and that for where to compute."""
+    """Add --output, the folder for results, and --cpu for a command that uses a device."""
     if device:
         parser.add_argument("--cpu", action="store_true", help="use no GPU")
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
 
 
 def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
-    """Files that the words of an option name; one without a label is called by its path."""
+    """Return the files that the values of an option name; the default label is the path."""
     files = []
     for word in words:
         label, equals, path = word.partition("=")
@@ -71,7 +71,7 @@ def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
 
 
 def parse_numbers(option: str, text: str, kind: type, least: float, most: float) -> list:
-    """Rising, different numbers, at least ``least`` and at most ``most``, of an option's list."""
+    """Parse a comma-separated list; return distinct numbers from ``least`` to ``most``, sorted."""
     numbers = []
     with suppress(ValueError):
         numbers = sorted({kind(word) for word in text.split(",")})
@@ -84,7 +84,7 @@ def parse_numbers(option: str, text: str, kind: type, least: float, most: float)
 
 
 def check_at_least(least: int, **options: int | None) -> None:
-    """Raise ValueError for an option, ``batch_size`` for --batch-size, that is given and less."""
+    """Raise ValueError if an option, ``batch_size`` for --batch-size, is given and below least."""
     for name, value in options.items():
         if value is not None and value < least:
             option = name.replace("_", "-")
@@ -96,21 +96,21 @@ def exit_status(
     interrupted: str = "run the same command again",
     output: Path | None = None,
 ) -> int:
-    """Exit status of a command after its work; prints in a sentence what went wrong.
+    """Do the work of a command and return its exit status; print errors as one sentence.
 
     Args:
-        work: raises ValueError when something is in the way.
-        interrupted: what is left after Ctrl-C and how to go on.
-        output: --output, named when nothing can be written there.
+        work: function that does the work; raises ValueError for problems that the user can fix.
+        interrupted: message after Ctrl-C: what was kept, how to continue.
+        output: --output, named in messages for OSError.
     """
-    # kill, timeout and a closed terminal end a command as Ctrl-C does, with its children; nohup
-    # has set the last of them aside
+    # Let kill, timeout and a closed terminal end a command and its children as Ctrl-C does. Leave
+    # signals that are ignored already: nohup ignores SIGHUP.
     ends = (signal.SIGTERM, signal.SIGHUP)
     taken = [number for number in ends if signal.getsignal(number) == signal.SIG_DFL]
     for number in taken:
         signal.signal(number, signal.default_int_handler)
-    # fairseq's imports let every message of every library through, and its loader of batches
-    # warns on machines without a GPU
+    # importing fairseq lets the messages of all libraries through, and its data loader warns on
+    # machines without a GPU
     root = logging.getLogger()
     before = root.level
     root.setLevel(logging.WARNING)
@@ -137,7 +137,7 @@ def exit_status(
 
 
 def make_output_folder(output: Path) -> None:
-    """Make the folder of --output; raises ValueError when it cannot be written."""
+    """Make the --output folder; raise ValueError if that fails."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

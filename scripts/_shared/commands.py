@@ -1,4 +1,4 @@
-"""Commands that the scripts show and run: programs of this environment, Ctrl-C, logs."""
+"""Print and run commands: programs of this environment, Ctrl-C, logs."""
 
 import ctypes
 import functools
@@ -12,21 +12,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds that a child gets to end by itself after Ctrl-C, and again after a signal of its own.
+# Seconds to wait for a child to end after Ctrl-C, and again after sending it SIGINT.
 PATIENCE = 5.0
-# Linux: the signal that a process gets at its parent's end. Found before there is a child, where
-# little may be done.
+# Linux: how a process asks for a signal at its parent's end. Looked up here because a child may do
+# hardly anything between fork and exec.
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def short(path: Path) -> str:
-    """Path relative to the repository root where it lies inside, else absolute."""
+    """Return a path in the repository relative to its root, and any other path as it is."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def program(name: str) -> str:
-    """Path of the console script beside the running Python, as a shell at the root finds it."""
+    """Return the path of the console script beside the running Python, for a shell at the root."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise ValueError(
@@ -37,12 +37,12 @@ def program(name: str) -> str:
 
 
 def python_command(command: str) -> list[str]:
-    """First words of a command of this repository: ``prepare.enwik8`` is one."""
+    """Return the words that run a command of this repository, such as ``prepare.enwik8``."""
     return [program(Path(sys.executable).name), "-m", f"scripts.{command}"]
 
 
 def format_command(words: list[str], width: int = 96) -> str:
-    """Shell command with its options on continued lines."""
+    """Format a shell command, with line breaks before options where it is too long."""
     groups = [[words[0]]]
     for word in words[1:]:
         if word.startswith("--"):
@@ -57,9 +57,9 @@ def format_command(words: list[str], width: int = 96) -> str:
 
 
 def end_with_parent(parent: int, number: int = signal.SIGINT) -> None:
-    """Let this process, whose parent has that number, get a signal when its parent is killed.
+    """Let this process get the signal ``number`` when its parent, process ``parent``, is killed.
 
-    Without it the process would go on writing beside the next run. Only Linux knows how.
+    Otherwise the process could go on writing during the next run. This works on Linux only.
     """
     if _PRCTL:
         _PRCTL(_PR_SET_PDEATHSIG, number)
@@ -68,14 +68,14 @@ def end_with_parent(parent: int, number: int = signal.SIGINT) -> None:
 
 
 def _begin_child(parent: int) -> None:
-    """What a process does that is about to be a command."""
-    # a shell that is not interactive has what it starts with & ignore it
+    """Prepare a child process before it executes its command."""
+    # commands that a non-interactive shell starts with & ignore SIGINT
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent(parent)
 
 
 def stop(child: subprocess.Popen) -> None:
-    """End a child, which may have got Ctrl-C from the terminal already, and wait for its end."""
+    """Stop a child, which may have got the terminal's Ctrl-C already, and wait for its end."""
     # a second Ctrl-C would leave the child behind
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -94,11 +94,11 @@ def stop(child: subprocess.Popen) -> None:
 def child_process(
     words: list[str], log: Path | None = None, append: bool = False
 ) -> Iterator[subprocess.Popen]:
-    """Run a command from the root during the block, its output to the log if one is given.
+    """Run a command at the root during the block; write its output to the log if one is given.
 
-    With ``append`` what the log holds stays above it. Raises ValueError for another status than 0.
+    With ``append`` the log keeps its content. Raises ValueError if the exit status is not 0.
     """
-    # The symbols are not ASCII: a child must not read or write them in the locale's encoding.
+    # Symbols are not ASCII, so the child must not use the locale's encoding for them.
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
     streams = {}
@@ -122,5 +122,5 @@ def child_process(
         place = f"in {short(log)}" if log else "above"
         raise ValueError(
             f"{Path(words[0]).name} ended with exit status {child.returncode}: "
-            f"remove the cause named by its messages {place} and run the same command again"
+            f"fix the cause given in its messages {place} and run the same command again"
         )

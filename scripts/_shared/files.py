@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: nobody ever sees half of one."""
+"""Write files atomically: nobody ever sees half a file."""
 
 import json
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from typing import Any
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write what becomes ``path`` afterwards; when that fails, nothing of it is left."""
-    # what a killed run left is written over
+    """Yield a temporary path that becomes ``path`` after the block; remove it after an error."""
+    # a fixed name: the next run overwrites what a killed run left
     partial = path.with_name(f"{path.name}.partial")
     try:
         yield partial
@@ -21,7 +21,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text as UTF-8, its lines ended as they are."""
+    """Write a text as UTF-8, with its line ends unchanged."""
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 

@@ -13,7 +13,7 @@ _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm"}
 
 
 def _processor() -> dict[str, str]:
-    """Fields of the first processor in /proc/cpuinfo; empty where there is no such file."""
+    """Return the fields of the first processor in /proc/cpuinfo; empty without this file."""
     path = Path("/proc/cpuinfo")
     first = path.read_text(encoding="utf-8").split("\n\n")[0] if path.exists() else ""
     fields = (line.partition(":") for line in first.splitlines())
@@ -21,14 +21,14 @@ def _processor() -> dict[str, str]:
 
 
 def bf16_units() -> str:
-    """The CPU's units for bf16 arithmetic, empty where it has none."""
+    """Return the names of the CPU's units for bf16 arithmetic; empty if it has none."""
     processor = _processor()
     flags = processor.get("flags", processor.get("Features", "")).split()
     return " and ".join(name for flag, name in _BF16_UNITS.items() if flag in flags)
 
 
 def hardware_line(device: "torch.device") -> str:
-    """What a reader needs to know of the machine, in one line."""
+    """Describe the machine in one line for readers of results."""
     import torch
 
     processor, units = _processor(), bf16_units()
@@ -46,7 +46,7 @@ def hardware_line(device: "torch.device") -> str:
 
 
 def synchronize(device: "torch.device") -> None:
-    """Wait until the device has done all that was asked of it."""
+    """Wait until the device has finished all queued work."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What measurements leave behind: a table, a JSON file and a plot."""
+"""Results of measurements: a table, a JSON file and a plot."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from scripts._shared.files import atomic_write, write_json
 
 
 def check_plotting() -> None:
-    """Raise ValueError where no plot could be drawn: before a measurement that takes hours."""
+    """Raise ValueError if matplotlib is missing; to be called before hours of measurement."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run "
@@ -22,7 +22,7 @@ def check_plotting() -> None:
 
 
 def prepare_results(output: Path) -> None:
-    """Make the folder of --output; raises ValueError when save_results could not do its work."""
+    """Make the --output folder; raise ValueError if save_results would fail."""
     check_plotting()
     make_output_folder(output)
 
@@ -30,7 +30,7 @@ def prepare_results(output: Path) -> None:
 def save_results(
     output: Path, name: str, content: Any, told: str, draw: Callable[..., None], columns: int = 1
 ) -> None:
-    """Write NAME.json with the content and NAME.png as drawn into a folder; print what is told."""
+    """Write NAME.json with the content and NAME.png as drawn into a folder; print ``told``."""
     write_json(output / f"{name}.json", content)
     print(told)
     save_plot(output / f"{name}.png", draw, columns)
@@ -38,9 +38,9 @@ def save_results(
 
 
 def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
-    """Write a PNG of what ``draw`` puts into matplotlib axes, one for each column."""
+    """Write a PNG; ``draw`` gets one matplotlib Axes for each column."""
     check_plotting()
-    # only here: a measurement without matplotlib ends with its remedy, not with a traceback
+    # imported here, so that the error above replaces a traceback if matplotlib is missing
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.5), layout="constrained")
@@ -50,10 +50,10 @@ def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Table in Markdown, its columns aligned for a terminal: the first left, the others right.
+    """Return a Markdown table, padded for a terminal: first column left-aligned, others right.
 
-    A row that is shorter than the others ends with empty cells.
+    Short rows are filled up with empty cells.
     """
     sides = ["left", *["right"] * (len(headers) - 1)]
-    # cells stay as they are, also those that look like numbers
+    # disable_numparse: leave cells that look like numbers unchanged
     return tabulate(rows, headers, tablefmt="pipe", colalign=sides, disable_numparse=True)

@@ -1,4 +1,4 @@
-"""Commands that convert models of other code, and average checkpoints."""
+"""Commands that convert models of other code and average checkpoints."""
 
 SOURCES = TRANSFORMER_XL, TENSORFLOW, ADAPTIVE_SPAN, HUGGING_FACE = (
     "transformer-xl",

@@ -1,4 +1,4 @@
-"""Write what a model of other code becomes: a checkpoint of fairseq's, its dictionary, options."""
+"""Convert a model of other code to a fairseq checkpoint with its dictionary and options."""
 
 import argparse
 import shlex
@@ -25,7 +25,7 @@ from scripts.convert._tensorflow import read_bundle
 from scripts.convert._tensors import read_tensors
 from scripts.prepare._binarize import write_units
 
-# More problems than these have one cause, such as a wrong number of layers.
+# Problems to list; more than these share a cause, such as a wrong number of layers.
 _LISTED = 40
 
 
@@ -39,7 +39,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def flags(options: dict[str, Any]) -> list[str]:
-    """Options of a model as words of a command line."""
+    """Return a model's options as words of a command line."""
     words = []
     for name, value in options.items():
         if value is not None and value is not False:
@@ -51,18 +51,18 @@ def flags(options: dict[str, Any]) -> list[str]:
 def build_state(
     words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
 ) -> tuple[dict[str, Any], int]:
-    """Content of a fairseq checkpoint, and the number of the model's parameters."""
+    """Return the content of a fairseq checkpoint and the number of the model's parameters."""
     given = fairseq_options.parse_args_and_arch(
         fairseq_options.get_training_parser(),
         ["DATA", "--task", "segment_language_modeling", *words],
     )
     with warnings.catch_warnings():
-        # of fairseq's own use of hydra
+        # fairseq's own use of hydra causes warnings
         warnings.simplefilter("ignore", UserWarning)
         cfg = convert_namespace_to_omegaconf(given)
     task = SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
     model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(cfg.model, task)
-    # the original has none of the buffers of fairseq's modules
+    # the original lacks the buffers of fairseq's modules
     model.load_state_dict({**dict(model.named_buffers()), **weights})
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
     start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
@@ -82,9 +82,9 @@ def build_state(
 def write(
     output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str], unit: str
 ) -> None:
-    """Write the folder, which is there when it is whole."""
+    """Write the output folder; it appears only when it is complete."""
     part = output.with_name(f"{output.name}.partial")
-    # a run that was killed may have left it
+    # a killed run may have left it
     shutil.rmtree(part, ignore_errors=True)
     make_output_folder(part)
     try:
@@ -94,17 +94,17 @@ def write(
         (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
         part.replace(output)
     except RuntimeError as error:
-        # what torch.save raises on a full disk
+        # torch.save raises it if the disk is full
         raise OSError(str(error)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def convert(arguments: argparse.Namespace) -> None:
-    """Read the files, and write the model."""
+    """Read the files and write the model."""
     output = arguments.output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
+        raise ValueError(f"--output {short(output)} already exists: name another, or remove it")
     problems: list[str] = []
     tensorflow = arguments.source == TENSORFLOW
     found = (read_bundle if tensorflow else read_tensors)(arguments.checkpoint)
@@ -122,7 +122,7 @@ def convert(arguments: argparse.Namespace) -> None:
     taken = "" if arguments.unit else f" (if they are not {unit}, give --unit)"
     print(f"{parameters:,} parameters, {len(vocabulary):,} symbols: {unit}{taken}")
     if unread := ", ".join(config.unread()):
-        print(f"options that say nothing of the model, or nothing here: {unread}")
+        print(f"options that do not describe the model or have no effect here: {unread}")
     if vocabulary.lacks:
         print(
             f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "

@@ -1,10 +1,10 @@
-"""Embeddings and outputs of other code as weights of a segment language model.
+"""Convert embeddings and outputs of other code to weights of a segment language model.
 
-All originals have the same adaptive softmax: biases, a projection in each band, also the first
-(TensorFlow's Transformer-XL may leave that out), and, in PyTorch, the clusters' logits last to
-first, which fairseq has first to last.
+All originals have the same adaptive softmax, with biases and a projection in each band; only
+TensorFlow's Transformer-XL may omit the projection of the first band. The original PyTorch code
+orders the cluster logits from last to first, fairseq from first to last.
 
-Shapes: V symbols, W those of a band, C clusters, d model width, e width of a band.
+Shapes: V symbols, W symbols of a band, C clusters, d model width, e band width.
 """
 
 import itertools
@@ -20,14 +20,14 @@ from scripts.convert._tensors import ForeignTensors
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
-# of a band, by the names of Transformer-XL's PyTorch code
+# a band's tensors, by their names in Transformer-XL's PyTorch code
 _EMBEDDINGS = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
 _PROJECTIONS = "word_emb.emb_projs.{}", "crit.out_projs.{}"
 _BIAS = "crit.out_layers.{}.bias"
 
 
 class _Band(NamedTuple):
-    """Embeddings and outputs (W, e), biases (W,), projections (d, e) of input and output."""
+    """Embeddings and outputs (W, e), biases (W,), input and output projections (d, e)."""
 
     embedding: Tensor
     output: Tensor
@@ -37,18 +37,18 @@ class _Band(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """Input and output of a model, adaptive where there are several bands.
+    """Input and output of a model, adaptive if there are several bands.
 
     Args:
-        vocabulary: its symbols.
+        vocabulary: the model's symbols.
         width: d.
         tied: whether input and output have the same embeddings.
-        cutoffs: where the bands end, in the original's numbers, the last one left out.
-        factor: how much narrower each band is.
-        tied_projections: whether input and output have the same projections, for each band.
-        reversed: whether the clusters' logits are last to first.
-        first_projected: whether the first band has projections where the others have.
-        biases_apart: whether each band has a tensor of biases where all have one of embeddings.
+        cutoffs: ends of all bands but the last, in the original's symbol numbers.
+        factor: ratio of the widths of a band and the next.
+        tied_projections: for each band, whether input and output have the same projection.
+        reversed: whether the cluster logits are ordered from last to first.
+        first_projected: whether the first band has projections if the others do.
+        biases_apart: whether each band has a bias tensor even if all share one embedding tensor.
     """
 
     vocabulary: ForeignVocabulary
@@ -64,16 +64,16 @@ class Embeddings(NamedTuple):
     @property
     def _tails_tied(self) -> bool:
         """Whether input and output share the projections of all bands but the first."""
-        # a model has all of them tied or none; those that were tied start equal then
+        # our model ties all of them or none; if none, those that were tied start equal
         return self.tied and (self.factor == 1 or all(self.tied_projections[1:]))
 
     @property
     def _head_tied(self) -> bool:
-        """Whether they share that of the first band too."""
+        """Whether input and output share the projection of the first band too."""
         return self.factor > 1 and self._tails_tied and self.tied_projections[0]
 
     def options(self) -> dict[str, object]:
-        """Options of the model."""
+        """Return the options of our model."""
         if not self.cutoffs:
             return {"share_decoder_input_output_embed": self.tied, "output_bias": True}
         cutoffs = ",".join(str(cutoff + self.vocabulary.added) for cutoff in self.cutoffs)
@@ -90,7 +90,7 @@ class Embeddings(NamedTuple):
         }
 
     def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        """Weights of the model."""
+        """Return the weights of our model."""
         bands, arrange = self._take_bands(tensors), self.vocabulary.arrange
         embedding, output, bias, into, out_of = bands[0]
         embedding, output = arrange(embedding), arrange(output)
@@ -112,7 +112,7 @@ class Embeddings(NamedTuple):
                 found[f"{_INPUT}.embeddings.{number}.1.weight"] = band.into
         last = 1
         if not self.tied:
-            # (W + C, e) x (e, d): a projection before a matrix of its own is a part of it
+            # (W + C, e) x (e, d): without ties the head is one matrix, projection included
             found[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ out_of.T
         else:
             if self.factor > 1:
@@ -124,14 +124,14 @@ class Embeddings(NamedTuple):
         for number, band in enumerate(bands[1:]):
             tail = f"{_SOFTMAX}.tail.{number}"
             if projected:
-                # (d, e), or a linear layer's (e, d)
+                # (d, e) if tied, else (e, d) as in a linear layer
                 found[f"{tail}.0.weight"] = band.out_of if self._tails_tied else band.out_of.T
             found[f"{tail}.2.weight"] = band.output
             found[f"{tail}.3.bias"] = band.bias
         return found
 
     def _take_bands(self, tensors: ForeignTensors) -> list[_Band]:
-        """Bands as wide as the model are one tensor in the original, and have no projections."""
+        """Take all bands; bands as wide as the model share one tensor and have no projections."""
 
         def take(names: tuple[str, str], band: int, tied: bool, *shape: int) -> tuple:
             return tensors.take_both(*(name.format(band) for name in names), tied, *shape)

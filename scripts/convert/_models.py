@@ -1,4 +1,4 @@
-"""Models of other code as ours: their options, and their tensors by our names.
+"""Convert models of other code to ours: their options, and their tensors under our names.
 
 Shapes: H heads, d model width, d_h head width, L largest span, N persistent vectors.
 """
@@ -13,7 +13,7 @@ from scripts.convert._embeddings import Embeddings
 from scripts.convert._options import EOS, UNK, ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
-# What a source calls the tensors of Transformer-XL's PyTorch code, one replacement after the other.
+# Successive replacements that turn names of Transformer-XL's PyTorch code into a source's names.
 _RENAMING = {
     TRANSFORMER_XL: [],
     HUGGING_FACE: [(r"^(?!crit\.)", "transformer.")],
@@ -42,30 +42,30 @@ _RENAMING = {
         (r"^", "transformer/"),
     ],
 }
-# without bands, or with bands as wide as the model
+# names without bands, or with bands as wide as the model
 _ONE_TABLE = [(r"adaptive_embed/cutoff_0/", "adaptive_embed/")]
 _ONE_BIAS = [(r"adaptive_softmax/cutoff_0/b$", "adaptive_softmax/bias")]
 _ADAPTIVE_SPAN_WHOLE = [
     (r"^in_emb\.emb_layers\.0\.", "in_emb."),
     (r"^out_emb\.out_layers\.0\.", "out_emb."),
 ]
-# matrices that TensorFlow has as (in, out)
+# matrices that TensorFlow stores as (in, out)
 _TENSORFLOW_MATRICES = r"/(kernel|proj|proj_W)$"
 # vectors u and v
 _BIASES = ("r_w_bias", "r_r_bias")
-# what the original adaptive span adds to the sum of masked attention weights
+# the original adaptive span adds this to the sum of masked attention weights
 _EPSILON = 1e-8
 
 
 class ForeignModel(NamedTuple):
-    """A model of other code: the options of ours, and its tensors by our names.
+    """A model of other code, described by our options, and the way to convert its tensors.
 
     Args:
         source: the code that it comes from, one of SOURCES.
-        arch: our model.
-        options: of our model.
-        embeddings: its input and output.
-        renaming: what makes the checkpoint's names.
+        arch: name of our model.
+        options: options of our model.
+        embeddings: the model's input and output.
+        renaming: replacements that yield the checkpoint's names.
     """
 
     source: str
@@ -75,7 +75,7 @@ class ForeignModel(NamedTuple):
     renaming: list[tuple[str, str]]
 
     def translate(self, found: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:
-        """Weights of the model, from those of the checkpoint."""
+        """Convert the checkpoint's tensors to the weights of our model."""
         transposed = (_TENSORFLOW_MATRICES,) if self.source == TENSORFLOW else ()
         tensors = ForeignTensors(found, problems, self.renaming, *transposed)
         weights = self.embeddings.translate(tensors)
@@ -88,7 +88,7 @@ class ForeignModel(NamedTuple):
 
 
 def read_model(config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> ForeignModel:
-    """The model of a source with these options and symbols."""
+    """Return the model of a source with these options and symbols."""
     if source == ADAPTIVE_SPAN:
         return _read_adaptive_span(config, vocabulary)
     return _read_transformer_xl(config, vocabulary, source)
@@ -112,14 +112,14 @@ def _read_cutoffs(config: ForeignConfig, vocabulary: ForeignVocabulary, name: st
 def _read_transformer_xl(
     config: ForeignConfig, vocabulary: ForeignVocabulary, source: str
 ) -> ForeignModel:
-    """Transformer-XL of the original code in PyTorch and TensorFlow, and of Hugging Face.
+    """Read a Transformer-XL of the original PyTorch or TensorFlow code, or of Hugging Face.
 
-    All have the same layers. Hugging Face and TensorFlow have the clusters' logits first to last,
-    and begin with a memory of zero vectors. TensorFlow has matrices (in, out), ties the embeddings,
-    and has another epsilon in norms; with ``same_length`` a token sees one token more.
+    All have the same layers. Hugging Face and TensorFlow order the cluster logits from first to
+    last and start with a memory of zero vectors. TensorFlow stores matrices as (in, out), ties the
+    embeddings, and has another epsilon in norms; with ``same_length`` a token sees one more token.
     """
     width, heads = config.integer("d_model"), config.integer("n_head")
-    # no tensor shows these: the original's own defaults would do where an option is misspelt
+    # required, because no tensor reveals them: a default would hide a misspelt option
     mem_len, same_length = config.integer("mem_len", least=0), config.flag("same_length")
     clamp_len = config.integer("clamp_len", least=-1)
     dropouts = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
@@ -146,17 +146,17 @@ def _read_transformer_xl(
         options |= {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
     else:
         hugging_face = source == HUGGING_FACE
-        # no tensor shows it either
+        # no tensor reveals it either
         pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
         options |= {"decoder_normalize_before": pre_norm, "no_decoder_final_norm": pre_norm}
-        # older versions of transformers have the original's names
+        # older versions of transformers use the original's names
         size = config.name_of("vocab_size", "n_token") if hugging_face else "n_token"
         _check_size(config, vocabulary, config.integer(size))
         name = config.name_of("tie_weight", "tie_word_embeddings")
         tied = config.flag(name if hugging_face else "tie_weight", True)
-        config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
+        config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is supported")
         config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
-        config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
+        config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is supported")
     embeddings = _read_embeddings(config, vocabulary, source, width, tied)
     if source == TENSORFLOW:
         renaming += [] if embeddings.cutoffs else _ONE_BIAS
@@ -190,11 +190,11 @@ def _read_embeddings(
 def _take_biases(
     tensors: ForeignTensors, options: dict[str, Any], source: str, *shape: int
 ) -> list[Sequence[Tensor]]:
-    """Vectors u and v of each layer, (H, d_h)."""
+    """Return the vectors u and v of each layer, (H, d_h)."""
     layers = options["decoder_layers"]
     names = [[f"layers.{n}.dec_attn.{name}" for n in range(layers)] for name in _BIASES]
     if not options["untie_r"]:
-        # Hugging Face has the shared ones in each layer as well
+        # Hugging Face stores shared vectors in each layer as well
         others = names if source == HUGGING_FACE else [[], []]
         both = zip(_BIASES, others, strict=True)
         return [[tensors.take_tied(name, n, *shape) for name, n in both]] * layers
@@ -208,7 +208,7 @@ def _take_biases(
 def _translate_transformer_xl(
     tensors: ForeignTensors, options: dict[str, Any], source: str
 ) -> dict[str, Tensor]:
-    """Weights of all layers."""
+    """Return the weights of all layers."""
     d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
     heads = options["decoder_attention_heads"]
     found = {}
@@ -229,13 +229,13 @@ def _translate_transformer_xl(
         ):
             ours_forward, theirs = f"{ours}.feed_forward.{name}", f"{forward}.{theirs}"
             found |= tensors.take_affine(ours_forward, theirs, *shape)
-    # sinusoids: they follow from the width
+    # the sinusoids follow from the width
     tensors.skip("pos_emb.inv_freq")
     return found
 
 
 def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) -> ForeignModel:
-    """Adaptive span with feed-forward layers, and all-attention, of the adaptive-span code."""
+    """Read a model of the adaptive-span code, with feed-forward layers or all-attention."""
     vectors = config.integer("pers_mem_size", 0, 0)
     inner = 0 if vectors else config.integer("inner_hidden_size")
     dropout, embed_dropout = config.rate("dropout"), config.rate("emb_dropout")
@@ -255,7 +255,7 @@ def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) ->
         "tokens_per_sample": config.integer("block_size", 512),
     }
     if options["adaptive_span"]:
-        # no tensor shows it
+        # no tensor reveals it
         options |= {"span_ramp": config.integer("adapt_span_ramp"), "span_epsilon": _EPSILON}
     _check_size(config, vocabulary, config.integer("vocab_size", len(vocabulary)))
     renaming, width = list(_RENAMING[ADAPTIVE_SPAN]), options["decoder_embed_dim"]
@@ -273,7 +273,7 @@ def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) ->
 
 
 def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -> dict[str, Tensor]:
-    """Weights of all layers, and the positions that they share."""
+    """Return the weights of all layers and of the positions that they share."""
     d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
     heads, vectors = options["decoder_attention_heads"], options["persistent_vectors"]
     # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
@@ -299,7 +299,7 @@ def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -
             found |= tensors.take_affine(f"{forward}.fc2", f"{theirs}.ff.fc2", d, inner)
             found |= tensors.take_affine(f"{ours}.final_layer_norm", f"{theirs}.norm2", d)
         if options["adaptive_span"]:
-            # (H, 1, 1) -> (H,); the persistent vectors' module holds the same spans once more
+            # (H, 1, 1) -> (H,); the persistent vectors' module holds a copy of the spans
             mask, again = (f"{owner}.adaptive_span._mask" for owner in (attention, memory))
             spans = tensors.take_tied(f"{mask}.current_val", [f"{again}.current_val"], heads, 1, 1)
             found[f"{ours}.self_attn.span.value"] = spans.flatten()

@@ -1,4 +1,4 @@
-"""Options and symbols of a model of other code; all problems are collected and reported at once."""
+"""Read options and symbols of a model of other code, and collect all problems with them."""
 
 import json
 from collections.abc import Callable
@@ -16,14 +16,14 @@ EOS, UNK = "<eos>", "<unk>"
 
 
 class ForeignConfig:
-    """Options of the original code, from a JSON file; groups of them count as one.
+    """Options of the original code from a JSON file, groups of options flattened.
 
     Args:
         path: the file.
-        problems: the list that problems with the options are added to, a line each.
+        problems: list to which problems with the options are added, one line each.
 
-    ``readable`` says whether all options could be read. One that could not has some other value, so
-    that tensors cannot be compared with it.
+    ``readable`` tells whether all options could be read. Unreadable options have arbitrary values,
+    so tensors cannot be checked against them.
     """
 
     def __init__(self, path: Path, problems: list[str]) -> None:
@@ -31,76 +31,76 @@ class ForeignConfig:
         self._label = f"--config {short(path)}"
         self._problems = problems
         if not path.is_file():
-            raise ValueError(f"{self._label} is no file: name the model's options as JSON")
+            raise ValueError(f"{self._label} is not a file: name the model's options as JSON")
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{self._label} is not JSON: {error}") from error
         if not isinstance(read, dict):
-            raise ValueError(f"{self._label} has no options: it must be an object of JSON")
+            raise ValueError(f"{self._label} has no options: it must be a JSON object")
         self._values: dict[str, Any] = {}
         for name, value in read.items():
             for option, given in (value if isinstance(value, dict) else {name: value}).items():
                 if isinstance(given, dict):
-                    continue  # a group in a group is no option
+                    continue  # a group in a group is not an option
                 if json.dumps(self._values.get(option, given)) != json.dumps(given):
                     self.note(f"{option} occurs twice, with different values")
                 self._values[option] = given
         self._unread = set(self._values)
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Whole number of at least ``least``."""
+        """Return an option that is a whole number of at least ``least``."""
         description = f"a whole number of at least {least}"
         return self._read(
             name, default, lambda x: type(x) is int and x >= least, description, least
         )
 
     def rate(self, name: str) -> float:
-        """Rate of a dropout, 0 where there is none."""
+        """Return a dropout rate; 0 if the option is missing."""
         return self._read(
             name, 0.0, lambda x: type(x) in (int, float) and 0 <= x < 1, "a number in [0, 1)", 0.0
         )
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """True or false."""
+        """Return an option that is true or false."""
         return self._read(name, default, lambda x: isinstance(x, bool), "true or false", False)
 
     def numbers(self, name: str) -> list[int]:
-        """List of rising whole numbers, which may be empty."""
+        """Return an option that is a list of increasing whole numbers, which may be empty."""
 
         def fits(value: Any) -> bool:
             whole = isinstance(value, list) and all(type(x) is int and x > 0 for x in value)
             return whole and sorted(set(value)) == value
 
-        return self._read(name, None, fits, "a list of rising numbers", [])
+        return self._read(name, None, fits, "a list of increasing numbers", [])
 
     def flags(self, name: str, length: int) -> list[bool]:
-        """List of so many truth values."""
+        """Return an option that is a list of ``length`` truth values."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, list) and [type(flag) for flag in value] == [bool] * length
 
-        description = f"a list of {length} times true or false"
+        description = f"a list of {length} values, each true or false"
         return self._read(name, None, fits, description, [False] * length)
 
     def expect(self, name: str, value: Any, why: str) -> None:
-        """Note a problem where an option has another value than the only one that is known."""
+        """Note a problem if an option differs from its only supported value."""
         self._unread.discard(name)
         found = self._values.get(name, value)
         if found != value:
             self._problems.append(f"{name} is {json.dumps(found)} in {self._label}: {why}")
 
     def note(self, problem: str, readable: bool = True) -> None:
-        """Note a problem with the options, and whether sizes are known nevertheless."""
+        """Note a problem with the options; ``readable``: whether all sizes are known anyway."""
         self._problems.append(f"{self._label}: {problem}")
         self.readable &= readable
 
     def name_of(self, *names: str) -> str:
-        """The one of several names of an option that the file has, else the first."""
+        """Return the first of an option's names that the file has, else the first of all."""
         return next((name for name in names if name in self._values), names[0])
 
     def unread(self) -> list[str]:
-        """Names of the options that nobody has asked for."""
+        """Return the names of the options that were not used."""
         return sorted(self._unread)
 
     def _read(
@@ -116,21 +116,21 @@ class ForeignConfig:
 
 
 class ForeignVocabulary:
-    """The symbols of a model in the order of its numbers, and how fairseq numbers them.
+    """The symbols of a model in the order of its numbers, and their numbers in fairseq.
 
-    fairseq's dictionaries begin with <s>, <pad>, </s> and <unk>. <eos> of the original becomes
-    </s>, <unk> stays itself. Rows that the original does not have are made up: no such symbol is
-    ever predicted, and evaluation refuses a text that has one.
+    fairseq's dictionaries begin with <s>, <pad>, </s> and <unk>. The original's <eos> becomes
+    </s>, and <unk> stays <unk>. Symbols that the original lacks get made-up rows: they are never
+    predicted, and evaluation refuses a text that has one.
 
     Args:
-        path: a text file, a symbol a line, or the TensorFlow code's cache.pkl.
-        problems: the list that problems with them are added to, a line each.
+        path: a text file with one symbol per line, or the TensorFlow code's cache.pkl.
+        problems: list to which problems with the symbols are added, one line each.
     """
 
     def __init__(self, path: Path, problems: list[str]) -> None:
         label = f"--vocab {short(path)}"
         if not path.is_file():
-            raise ValueError(f"{label} is no file: name the model's symbols, one a line")
+            raise ValueError(f"{label} is not a file: name the model's symbols, one per line")
         if path.suffix == ".pkl":
             self.symbols = read_symbols(path)
         else:
@@ -143,7 +143,7 @@ class ForeignVocabulary:
         self._find_problems(label, problems)
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         special = (None, None, numbers.get(EOS), numbers.get(UNK))
-        # the original's number for each of our symbols, None where it has no such symbol
+        # the original's number of each of our symbols, None if it lacks the symbol
         self._order: list[int | None] = list(special)
         for number, symbol in enumerate(self.symbols):
             if symbol not in (EOS, UNK):
@@ -169,12 +169,12 @@ class ForeignVocabulary:
 
     @property
     def lacks(self) -> list[str]:
-        """Which of <eos> and <unk> the original does not have."""
+        """Those of <eos> and <unk> that the original lacks."""
         return [symbol for symbol in (EOS, UNK) if symbol not in self.symbols]
 
     @property
     def unit(self) -> str:
-        """What the symbols look like: the numbers of bytes, characters, or else words."""
+        """What the symbols seem to be: bytes (by their numbers), characters, or else words."""
         symbols = set(self.symbols) - {EOS, UNK}
         if symbols <= {str(byte) for byte in range(256)}:
             return "bytes"
@@ -182,17 +182,17 @@ class ForeignVocabulary:
 
     @property
     def added(self) -> int:
-        """How many symbols fairseq has more."""
+        """Number of symbols that fairseq has in addition."""
         return len(self._order) - len(self.symbols)
 
     def fits_first_band(self, size: int) -> bool:
-        """Whether <eos> and <unk> are among the first ``size`` symbols."""
+        """Return whether <eos> and <unk> are among the first ``size`` symbols."""
         return self._last_special < size
 
     def arrange(self, rows: Tensor, missing: float = 0.0) -> Tensor:
-        """Rows (W, …) of the first W symbols as those of our first W + ``added`` ones.
+        """Arrange rows (W, …) of the first W symbols for our first W + ``added`` symbols.
 
-        Symbols that the original does not have get ``missing``.
+        Symbols that the original lacks get ``missing``.
         """
         order = self._order[: len(rows) + self.added]
         known = torch.tensor([number is not None for number in order])

@@ -1,9 +1,9 @@
-"""Files of TensorFlow code: a checkpoint's tensors, and the symbols of its cached data.
+"""Read files of TensorFlow code: a checkpoint's tensors, and the symbols of its cached data.
 
-A checkpoint is PREFIX.index, a sorted table of where each tensor lies, and the tensors' bytes in
-PREFIX.data-00000-of-00001, or in more such files. The layout is tensorflow/core/util/tensor_bundle.
+A checkpoint has PREFIX.index, a sorted table of the tensors' locations, and one or more files such
+as PREFIX.data-00000-of-00001 with their bytes: the format of tensorflow/core/util/tensor_bundle.
 TensorFlow itself takes over half a gigabyte, and no smaller package that reads it is maintained.
-All checksums are compared, and nothing in a file is executed.
+All checksums are verified, and nothing in a file is executed.
 """
 
 import io
@@ -23,23 +23,23 @@ from torch import Tensor
 from scripts._shared.commands import short
 from scripts.prepare._binarize import OTHER_BLANK, VISIBLE_BLANK
 
-# what follows the name that TensorFlow calls a checkpoint by
+# ends of a checkpoint's files, after PREFIX
 _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 # Adam's averages and the training's counters
 _OF_OPTIMIZER = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power|global_step)")
-# TensorFlow's numbers of types
+# numbers of types in TensorFlow
 _TYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
 _OF_LM1B = {"<S>": "<eos>", "<UNK>": "<unk>"}
-# the table's last bytes: two addresses, filled up with zeros, and this
+# the table ends with two addresses, padded with zeros, and a magic number
 _ADDRESSES, _MAGIC = 40, bytes.fromhex("57fb808b247547db")
-# after each of its blocks: how it is compressed, and a checksum
+# each block of the table is followed by its compression and a checksum
 _AFTER_BLOCK = struct.Struct("<BI")
-# what reading may raise where bytes are missing, changed or of another format
+# exceptions when reading bytes that are missing, changed or of another format
 _DAMAGE = IndexError, KeyError, OverflowError, TypeError, struct.error
 
 
 class _Entry(NamedTuple):
-    """Where a tensor of a type and shape lies: so many bytes of a file, and their checksum."""
+    """A tensor's type and shape, the location and number of its bytes, and their checksum."""
 
     type: int
     shape: list[int]
@@ -50,18 +50,18 @@ class _Entry(NamedTuple):
 
 
 def read_bundle(path: Path) -> dict[str, Tensor]:
-    """Tensors of a TensorFlow checkpoint by name, without the optimizer's.
+    """Return the tensors of a TensorFlow checkpoint by name, without the optimizer's.
 
-    Those of another type than floating-point numbers, or in several parts, come without values.
+    Tensors that are not floating-point, or are stored in several parts, come without values.
 
     Args:
-        path: PREFIX, as TensorFlow calls the checkpoint, or one of its files.
+        path: PREFIX, TensorFlow's name for the checkpoint, or one of its files.
 
-    Raises ValueError when a file is missing or damaged.
+    Raises ValueError if a file is missing or damaged.
     """
     label, prefix = f"--checkpoint {short(path)}", _SUFFIX.sub("", path.name)
     index = path.parent / f"{prefix}.index"
-    again = "copy all of the checkpoint's files anew"
+    again = "copy all of the checkpoint's files again"
     if not index.is_file():
         raise ValueError(
             f"{label}: there is no {index.name}: name a TensorFlow checkpoint, such as model.ckpt-0"
@@ -70,7 +70,7 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
         files, entries = _read_index(index.read_bytes())
     except _DAMAGE as error:
         raise ValueError(
-            f"{label}: {index.name} is cut short, changed or no index of TensorFlow's: {again}"
+            f"{label}: {index.name} is cut short, changed or not an index of TensorFlow's: {again}"
         ) from error
     numbers = sorted({entry.file for entry in entries.values()})
     paths = {n: path.parent / f"{prefix}.data-{n:05}-of-{files:05}" for n in numbers}
@@ -89,7 +89,7 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
 
 
 def _read_data(path: Path, entry: _Entry) -> bytes | None:
-    """Bytes of a tensor; None where they are damaged."""
+    """Return the bytes of a tensor, or None if they are damaged."""
     if entry.offset + entry.size > path.stat().st_size:
         return None
     with path.open("rb") as file:
@@ -102,12 +102,12 @@ def _as_tensor(data: bytes, entry: _Entry) -> Tensor:
     number = _TYPES.get(entry.type)
     if number is None or not data or math.prod(entry.shape) * number.itemsize != len(data):
         return torch.empty(0, device="meta")
-    # a copy: PyTorch takes only what it may write into
+    # copy, because PyTorch needs an array that it may write to
     return torch.from_numpy(np.frombuffer(data, number).reshape(entry.shape).copy())
 
 
 def _checksum(data: bytes) -> int:
-    """CRC-32C, rotated and moved, as it is stored."""
+    """Return the CRC-32C as it is stored: rotated, plus a constant."""
     try:
         import google_crc32c
     except ImportError as error:
@@ -120,9 +120,9 @@ def _checksum(data: bytes) -> int:
 
 
 def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
-    """Number of data files, and where each tensor lies."""
+    """Return the number of data files, and the entry of each tensor."""
     addresses = io.BytesIO(table[-len(_MAGIC) - _ADDRESSES :])
-    # the first block describes none of the tensors, and is read for its checksum
+    # the first block describes no tensors; it is read to verify its checksum
     _, blocks = (list(_read_block(table, _varint(addresses), _varint(addresses))) for _ in range(2))
     if addresses.read().lstrip(b"\0") != _MAGIC:
         raise IndexError("the last bytes are not a table's")
@@ -130,24 +130,24 @@ def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
     for _, address in blocks:
         stream = io.BytesIO(address)
         found |= _read_block(table, _varint(stream), _varint(stream))
-    # the header has no name
+    # the header's name is empty
     header = dict(_fields(found.pop(b"")))
     if header.get(2):
-        raise IndexError("the first byte of a number is the highest")
+        raise IndexError("numbers are big-endian")
     return operator.index(header[1]), {
         name.decode(errors="backslashreplace"): _entry(value) for name, value in found.items()
     }
 
 
 def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Names and values of a block; of each name only what differs from the one before is stored."""
+    """Yield names and values of a block; a name is stored without its prefix from the last one."""
     end = offset + size
     compression, checksum = _AFTER_BLOCK.unpack(table[end : end + _AFTER_BLOCK.size])
     if _checksum(table[offset : end + 1]) != checksum:
-        raise IndexError("a block is not the one that was written")
+        raise IndexError("the checksum of a block is wrong")
     if compression:
-        raise IndexError("a block is compressed, as TensorFlow never writes it")
-    # at the end: places to begin a search from, of which there are so many
+        raise IndexError("a block is compressed, which TensorFlow never does")
+    # a block ends with places to start a search from, and their number
     (places,) = struct.unpack("<I", table[end - 4 : end])
     stream, name = io.BytesIO(table[offset : end - 4 - 4 * places]), b""
     while stream.tell() < len(stream.getbuffer()):
@@ -158,14 +158,14 @@ def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, b
 
 def _entry(message: bytes) -> _Entry:
     fields = dict(_fields(message))
-    # zeros are left out
+    # fields that are 0 are omitted
     shape = [dict(_fields(value)).get(1, 0) for _, value in _fields(fields.get(2, b""))]
     kind, *place = (operator.index(fields.get(number, 0)) for number in (1, 3, 4, 5, 6))
     return _Entry(kind, [operator.index(size) for size in shape], *place)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a protocol buffer's fields."""
+    """Yield the numbers and values of a protocol buffer's fields."""
     stream = io.BytesIO(message)
     while stream.tell() < len(message):
         number, kind = divmod(_varint(stream), 8)
@@ -174,12 +174,12 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         elif kind == 2:
             yield number, stream.read(_varint(stream))
         else:
-            # the only other one in these messages is a number of four bytes
+            # the only other kind in these messages is a number of four bytes
             yield number, *struct.unpack("<I", stream.read(4))
 
 
 def _varint(stream: io.BytesIO) -> int:
-    """Number of seven bits a byte, the lowest first; the last byte is below 128."""
+    """Read a number of seven bits per byte, lowest first; its last byte is below 128."""
     value = 0
     for shift in range(0, 64, 7):
         byte = stream.read(1)[0]
@@ -190,7 +190,7 @@ def _varint(stream: io.BytesIO) -> int:
 
 
 class _Inert(dict):
-    """Stands for all that a pickle names: does nothing, and keeps an object's attributes."""
+    """A stand-in for all classes and functions in a pickle; it keeps an object's attributes."""
 
     def __new__(cls, *_: Any) -> "_Inert":
         return super().__new__(cls)
@@ -204,26 +204,26 @@ class _Inert(dict):
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Unpickles without any code of others."""
+    """An unpickler that executes no code of the pickle."""
 
     def find_class(self, module: str, name: str) -> type[_Inert]:
-        """Return the stand-in, whatever a pickle names."""
+        """Return the stand-in for every name."""
         return _Inert
 
 
 def _text(value: str | bytes) -> str:
-    # Python 2 wrote bytes
+    # Python 2 writes bytes
     return value if isinstance(value, str) else value.decode()
 
 
 def read_symbols(path: Path) -> list[str]:
-    """Symbols, in the order of the model's numbers, of the TensorFlow code's cache.pkl.
+    """Return the symbols of the TensorFlow code's cache.pkl in the order of the model's numbers.
 
-    Those of One Billion Word get the other data's names for a sentence's end and an unknown word,
-    and blanks within a word, where Python 2 did not cut it, are written as scripts.prepare.lm1b
-    does.
+    One Billion Word's symbols for a sentence's end and an unknown word are renamed as in the other
+    data. Blanks within a word, where Python 2 did not split it, are written as in
+    scripts.prepare.lm1b.
 
-    Raises ValueError when the file is damaged or something else.
+    Raises ValueError if the file is damaged or not a cache.pkl.
     """
     try:
         with path.open("rb") as file:
@@ -232,8 +232,8 @@ def read_symbols(path: Path) -> list[str]:
         names = {old: new for old, new in _OF_LM1B.items() if new not in symbols}
         return [names.get(symbol, symbol) for symbol in symbols]
     except Exception as error:
-        # reading a damaged file may fail in any way
+        # a damaged file may raise anything
         raise ValueError(
-            f"--vocab {short(path)} is broken or no cache.pkl of the TensorFlow code: give that "
-            "file, or a text with the model's symbols, one a line"
+            f"--vocab {short(path)} is damaged or not a cache.pkl of the TensorFlow code: give "
+            "that file, or a text with the model's symbols, one per line"
         ) from error

@@ -1,4 +1,4 @@
-"""Tensors that other code saved, by its names; nothing in a file is executed."""
+"""Read tensors that other code saved, by its names; nothing in a file is executed."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,20 +10,20 @@ from torch import equal as equal_tensors
 from fairseq_plugins.fairseq_integration.safe_loading import DamagedError, load_safely
 from scripts._shared.commands import short
 
-# under one of these a training's checkpoint has the weights
+# keys under which a training's checkpoint has the weights
 _CONTAINERS = ("model", "state_dict")
-# torch.nn.DataParallel puts it before each name
+# torch.nn.DataParallel adds it to each name
 _PREFIX = "module."
 _REMEDY = (
-    "name the weights that the original code saved; of a whole model save them where it was "
-    'trained, with torch.save(model.state_dict(), "weights.pt")'
+    "name the weights that the original code saved; if it saved the whole model, save the "
+    'weights with its own code: torch.save(model.state_dict(), "weights.pt")'
 )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a file that torch.save or safetensors wrote, by name.
+    """Return the tensors of a file that torch.save or safetensors wrote, by name.
 
-    What a training keeps beside the weights, and ``module.`` before all names, are left out.
+    The rest of a training's checkpoint, and ``module.`` before all names, are left out.
     """
     name = f"--checkpoint {short(path)}"
     try:
@@ -32,7 +32,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         else:
             content = load_safely(path, name, _REMEDY)
     except DamagedError as error:
-        raise ValueError(f"{error}: get it anew, or name another") from error
+        raise ValueError(f"{error}: get it again, or name another") from error
     for container in _CONTAINERS:
         if isinstance(content, dict) and isinstance(content.get(container), dict):
             content = content[container]
@@ -57,7 +57,7 @@ def _read_safetensors(path: Path, name: str) -> dict[str, Tensor]:
             f"{name} needs the package safetensors: pip install safetensors"
         ) from error
     if not path.is_file():
-        raise ValueError(f"{name} is no file: {_REMEDY}")
+        raise ValueError(f"{name} is not a file: {_REMEDY}")
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -68,10 +68,10 @@ class ForeignTensors:
     """Tensors of a checkpoint, taken by the names of Transformer-XL's PyTorch code.
 
     Args:
-        tensors: the checkpoint's.
-        problems: the list that problems with them are added to, a line each.
-        renaming: regular expressions and replacements, which make the checkpoint's names in turn.
-        transposed: matches the checkpoint's names of matrices that it has transposed.
+        tensors: the checkpoint's tensors by name.
+        problems: list to which problems with the tensors are added, one line each.
+        renaming: regular expressions and replacements that, in turn, yield the checkpoint's names.
+        transposed: regular expression for the checkpoint's names of transposed matrices.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ForeignTensors:
         self._transposed = transposed
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Tensor of a name in single precision; zeros where a problem takes its place."""
+        """Return a tensor in single precision, or note a problem with it and return zeros."""
         name = self._rename(name)
         self._left.discard(name)
         found = self._tensors.get(name)
@@ -102,7 +102,7 @@ class ForeignTensors:
             self._problems.append(f"{name} is not a dense tensor of floating-point numbers")
         elif tuple(found.shape) != shape:
             got = " x ".join(map(str, found.shape)) or "a number"
-            self._problems.append(f"{name} is {got}, and by the configuration {expected}")
+            self._problems.append(f"{name} is {got}, but the configuration says {expected}")
         elif not found.isfinite().all():
             self._problems.append(f"{name} has a number that is not finite")
         else:
@@ -112,7 +112,7 @@ class ForeignTensors:
         return nothing.T if transposed else nothing
 
     def take_tied(self, name: str, others: Iterable[str], *shape: int) -> Tensor:
-        """Tensor that the original has under several names, of which a file may keep any."""
+        """Return a tensor that the original has under several names; the file may have any."""
         present = [other for other in (name, *others) if self._rename(other) in self._tensors]
         first, *rest = present or [name]
         tensor = self.take(first, *shape)
@@ -125,25 +125,25 @@ class ForeignTensors:
         return tensor
 
     def take_both(self, first: str, second: str, tied: bool, *shape: int) -> tuple[Tensor, Tensor]:
-        """Two tensors of a shape, or the same one twice where the original has tied them."""
+        """Return two tensors of a shape, or the same one twice if the original ties them."""
         if tied:
             both = self.take_tied(first, [second], *shape)
             return both, both
         return self.take(first, *shape), self.take(second, *shape)
 
     def take_affine(self, ours: str, theirs: str, *shape: int) -> dict[str, Tensor]:
-        """Weight of a shape, and bias, of a linear layer or a norm, by what we call it."""
+        """Return the weight, of ``shape``, and the bias of a linear layer or norm, by our names."""
         shapes = {"weight": shape, "bias": shape[:1]}
         return {f"{ours}.{kind}": self.take(f"{theirs}.{kind}", *s) for kind, s in shapes.items()}
 
     def skip(self, name: str) -> None:
-        """Leave a tensor out that follows from the configuration."""
+        """Leave out a tensor that follows from the configuration."""
         self._left.discard(self._rename(name))
 
     def note_surplus(self) -> None:
-        """Note a problem for each tensor that nobody took."""
+        """Note a problem for each tensor that was not taken."""
         names = sorted(self._left)
-        self._problems += [f"nothing takes {name!r} of the checkpoint" for name in names]
+        self._problems += [f"the checkpoint's {name!r} is not used" for name in names]
 
     def _rename(self, name: str) -> str:
         for pattern, replacement in self._renaming:

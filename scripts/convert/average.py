@@ -1,15 +1,15 @@
-r"""Average the weights of several checkpoints of one training into one.
+r"""Average the weights of several checkpoints of one training.
 
     python -m scripts.convert.average CHECKPOINTS --last 5 --output CHECKPOINTS/average.pt
     python -m scripts.convert.average checkpoint8.pt checkpoint9.pt --output average.pt
 
---last N takes the N checkpoints of a folder with the most updates: checkpointN.pt of an epoch and
+--last N takes the N checkpoints in a folder with the most updates: checkpointEPOCH.pt and
 checkpoint_EPOCH_UPDATES.pt, not the copies checkpoint_best.pt and checkpoint_last.pt.
 
-The mean of each weight is taken in double precision. Spans stay within their range, and κ and α of
-a Weighted Transformer on the simplex: both sets are convex. The statistics of a query's batch norm
-are averaged, too. Counts and options are those of the checkpoint with the most updates. The result
-has no optimizer's state: it is there to be evaluated, or for --finetune-from-model.
+The mean of each weight is computed in double precision. Spans stay within their range, and κ and α
+of a Weighted Transformer stay on the simplex, since both sets are convex. The statistics of batch
+norms of queries are averaged too. Counts and options come from the checkpoint with the most
+updates. The result has no optimizer state: use it for evaluation or with --finetune-from-model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from scripts._shared.files import atomic_write
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What fairseq-train names the checkpoints that it keeps.
+# Names of the checkpoints that fairseq-train keeps.
 _KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint: its file, its content with tensors left on the disk, its number of updates."""
+    """A checkpoint: its file, its content (tensors stay on the disk), its number of updates."""
 
     path: Path
     state: dict[str, Any]
@@ -41,8 +41,8 @@ class Checkpoint(NamedTuple):
 
 
 def read(path: Path) -> Checkpoint:
-    """Read a checkpoint; raises ValueError as read_checkpoint, and when it holds no model."""
-    # takes seconds to import
+    """Read a checkpoint; raises ValueError as read_checkpoint does, and if there is no model."""
+    # importing torch takes seconds
     from torch import Tensor
 
     state = read_checkpoint(path, "CHECKPOINT")
@@ -57,18 +57,18 @@ def read(path: Path) -> Checkpoint:
 
 
 def _by_name(path: Path) -> tuple[float, float]:
-    """Epoch and updates in the name of a kept checkpoint; one of an epoch comes at its end."""
+    """Return epoch and updates in a kept checkpoint's name; infinite updates at an epoch's end."""
     of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
     return float(of_epoch or epoch), float(updates or "inf")
 
 
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
-    """Checkpoints to average, the one with the most updates last."""
+    """Return the checkpoints to average, the one with the most updates last."""
     check_at_least(2, last=last)
     if last is None:
         folders = [short(path) for path in paths if path.is_dir()]
         if folders:
-            raise ValueError(f"{folders[0]} is a folder: say with --last how many of it to average")
+            raise ValueError(f"{folders[0]} is a folder: give --last, how many to average")
         if len(set(paths)) != len(paths) or len(paths) < 2:
             raise ValueError("give two or more different checkpoints, or a folder and --last")
         return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
@@ -81,10 +81,10 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         except ValueError as error:
             unread[path] = error
         else:
-            # at the end of an epoch the same weights may be there twice
+            # the weights at the end of an epoch may be saved under both names
             different[checkpoint.updates] = checkpoint
     chosen = [different[updates] for updates in sorted(different)[-last:]]
-    # of those that cannot be read, only the name shows how old they are
+    # only its name shows how old an unreadable checkpoint is
     oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
     for path in sorted(unread, key=_by_name, reverse=True):
         if len(chosen) < last or _by_name(path) > oldest:
@@ -98,7 +98,7 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
 
 
 def _described(state: dict[str, Any]) -> dict[str, Any]:
-    """What checkpoints of one training share: model, task, dictionaries and shapes of weights."""
+    """Return what a training's checkpoints share: model, task, dictionaries, shapes of weights."""
     from fairseq_plugins.fairseq_integration.dictionaries import KEY
 
     found = {part: options_of(state, part).get("_name") for part in ("model", "task")}
@@ -107,7 +107,7 @@ def _described(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(checkpoints: list[Checkpoint]) -> None:
-    """Raise ValueError for weights that do not belong together, count twice, or are not finite."""
+    """Raise ValueError for checkpoints of different trainings, copies, and non-finite weights."""
     first, before = checkpoints[0].path, None
     expected = _described(checkpoints[0].state)
     for checkpoint in checkpoints:
@@ -129,15 +129,15 @@ def check(checkpoints: list[Checkpoint]) -> None:
         if before and before.updates == updates:
             raise ValueError(
                 f"{short(before.path)} and {short(path)} both have {updates} updates, as a "
-                "checkpoint and its copy have: leave one out"
+                "checkpoint and its copy do: leave one out"
             )
         before = checkpoint
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean of each weight of some models; numbers that are no fractions are those of the last.
+    """Return the mean of each weight over models; integers are taken from the last model.
 
-    Weights that share their storage in all of them, as tied embeddings do, share it in the mean.
+    Weights that share storage in all models, as tied embeddings do, share it in the mean.
     """
     found: dict[tuple, Tensor] = {}
     means = {}
@@ -156,15 +156,15 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def write_average(paths: list[Path], last: int | None, output: Path) -> None:
-    """Average checkpoints and write one file."""
+    """Average checkpoints and write the result to a file."""
     import torch
 
     import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 
     if output.exists():
-        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
+        raise ValueError(f"--output {short(output)} already exists: name another, or remove it")
     if not output.parent.is_dir():
-        raise ValueError(f"--output {short(output)}: there is no such folder, make it first")
+        raise ValueError(f"--output {short(output)}: its folder does not exist; make it first")
     checkpoints = choose(paths, last)
     check(checkpoints)
     newest = checkpoints[-1].state
@@ -182,7 +182,7 @@ def write_average(paths: list[Path], last: int | None, output: Path) -> None:
         try:
             torch.save(state, partial)
         except RuntimeError as error:
-            # what torch raises on a full disk
+            # torch.save raises it if the disk is full
             raise OSError(str(error)) from error
     for checkpoint in checkpoints:
         print(f"{short(checkpoint.path)}: {checkpoint.updates:,} updates")
@@ -190,11 +190,11 @@ def write_average(paths: list[Path], last: int | None, output: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
-    help_text = "checkpoints, or with --last the folder that they are in"
+    help_text = "checkpoints, or with --last their folder"
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help=help_text)
-    help_text = "average so many of the folder, those with the most updates"
+    help_text = "average the N checkpoints with the most updates in the folder"
     parser.add_argument("--last", type=int, metavar="N", help=help_text)
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     parsed: argparse.Namespace = parser.parse_args(arguments)

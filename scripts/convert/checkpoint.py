@@ -1,19 +1,19 @@
-r"""Models of the original code as fairseq checkpoints that this package evaluates and trains.
+r"""Convert models of the original code to fairseq checkpoints that this package can use.
 
     python -m scripts.convert.checkpoint --source transformer-xl --checkpoint weights.pt \
         --config config.json --vocab vocab.txt --output OUTPUT
 
---source transformer-xl: a state dict of the PyTorch code, n_layer and so on as --config.
+--source transformer-xl: a state dict of the PyTorch code, with n_layer and so on as --config.
 --source transformer-xl-tensorflow: the TensorFlow code's model.ckpt-…, its flags as --config, and
     its cache.pkl as --vocab.
---source adaptive-span: what the adaptive-span code saves, for all-attention too.
+--source adaptive-span: a checkpoint of the adaptive-span code, with or without all-attention.
 --source huggingface-transfo-xl: pytorch_model.bin or model.safetensors, and config.json.
 
-The vocabulary is a text file, a symbol a line, in the order of the model's numbers, or a cache.pkl;
-<eos> becomes fairseq's </s>. Writes OUTPUT/checkpoint.pt, OUTPUT/dict.txt, OUTPUT/units.json, which
-says what a symbol is, and OUTPUT/options.txt with the model's options for fairseq-train
---finetune-from-model. No file is executed. If anything does not fit, all problems are listed and
-nothing is written.
+The vocabulary is a cache.pkl, or a text file with one symbol per line in the order of the model's
+numbers; <eos> becomes fairseq's </s>. OUTPUT gets checkpoint.pt, dict.txt, units.json, which says
+what a symbol is, and options.txt with the model's options for fairseq-train
+--finetune-from-model. Nothing in a file is executed. If anything does not fit, all problems are
+listed and nothing is written.
 """
 
 import functools
@@ -27,20 +27,20 @@ UNITS = ("characters", "bytes", "words", "subwords")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     add = functools.partial(parser.add_argument, required=True)
-    add("--source", choices=SOURCES, help="the code that the model is from")
+    add("--source", choices=SOURCES, help="the code that saved the model")
     add("--checkpoint", type=Path, help="the model's weights")
     add("--config", type=Path, help="the model's options, JSON")
-    add("--vocab", type=Path, help="the model's symbols, a line each")
+    add("--vocab", type=Path, help="the model's symbols, one per line")
     add("--output", type=Path, help="folder to write")
-    help_text = "what a symbol is (by the vocabulary: bytes, characters or words)"
+    help_text = "what a symbol is (guessed from the vocabulary: bytes, characters or words)"
     parser.add_argument("--unit", choices=UNITS, help=help_text)
     parsed = parser.parse_args(arguments)
 
     def work() -> None:
-        # it imports fairseq, which takes seconds
+        # imports fairseq, which takes seconds
         from scripts.convert._conversion import convert
 
         convert(parsed)

@@ -1,9 +1,9 @@
-"""Write docs/options.md and docs/presets.md: every option and every preset, as the code has them.
+"""Write the tables of docs/options.md and docs/presets.md: all options and presets in the code.
 
     python -m scripts.docs.tables
 
-Help texts and sizes come from the code, parameters from models that are built without their
-numbers. The words around the tables, and the remarks on presets, stay as the pages have them.
+Help texts and sizes come from the code, numbers of parameters from models built without weights.
+The text around the tables, and the remarks on presets, are kept.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from scripts._shared.files import write_text
 
 DOCS = ROOT / "docs"
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
-# by what is in a preset's name, the first that fits
+# size of the dictionary, by a part of the preset's name; the first match counts
 SYMBOLS = {
     "enwik8": 205,
     "text8": 28,
@@ -43,7 +43,7 @@ TASKS = {
 
 
 def parse(words: Iterable[str]) -> argparse.Namespace:
-    """The options of a fairseq-train command, with those of its preset."""
+    """Parse the options of a fairseq-train command, including those of its preset."""
     register()
     from fairseq import options
 
@@ -52,7 +52,7 @@ def parse(words: Iterable[str]) -> argparse.Namespace:
 
 @cache
 def dictionary(symbols: int) -> Any:
-    """A dictionary of ``symbols`` symbols, fairseq's special ones included."""
+    """Return a dictionary of ``symbols`` symbols, including fairseq's special symbols."""
     from fairseq.data import Dictionary
 
     made = Dictionary()
@@ -62,7 +62,7 @@ def dictionary(symbols: int) -> Any:
 
 
 def build(given: argparse.Namespace, symbols: int) -> Any:
-    """The model of these options on the meta device, without its numbers."""
+    """Build the model of these options on the meta device, without weights."""
     import torch
     from fairseq.models import build_model
 
@@ -73,12 +73,12 @@ def build(given: argparse.Namespace, symbols: int) -> Any:
 
 
 def count_parameters(model: Any) -> int:
-    """How many numbers are trained in a model."""
+    """Return the number of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def preset_row(arch: str, name: str) -> str:
-    """Row of a table for a preset of a model: name, sizes, number of parameters."""
+    """Return the start of a preset's table row: name, sizes, number of parameters."""
     task = TASKS[name]
     length = [] if task == "translation" else ["--tokens-per-sample", "512"]
     model = parse(["DATA", "--task", task, "--arch", arch, *length])
@@ -94,7 +94,7 @@ def preset_row(arch: str, name: str) -> str:
 
 
 def presets_page(page: str) -> str:
-    """Text of docs/presets.md, from what it was."""
+    """Return the text of docs/presets.md with new tables."""
     register()
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
@@ -110,7 +110,7 @@ def presets_page(page: str) -> str:
 
 
 def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
-    """Rows of the options of a dataclass that have a help text, but for those with these names."""
+    """Return rows for a dataclass's options that have a help text, except those in ``left_out``."""
     rows = []
     for option in dataclasses.fields(config):
         if option.name in {"_name", "data", *left_out} or not option.metadata.get("help"):
@@ -122,12 +122,12 @@ def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
 
 
 def names(config: type) -> set[str]:
-    """Names of the options of a dataclass."""
+    """Return the names of the options of a dataclass."""
     return {option.name for option in dataclasses.fields(config)}
 
 
 def options_page(page: str) -> str:
-    """Text of docs/options.md, from what it was."""
+    """Return the text of docs/options.md with new tables."""
     register()
     from fairseq.criterions import CRITERION_DATACLASS_REGISTRY as CRITERIA
     from fairseq.models import MODEL_DATACLASS_REGISTRY as MODELS
@@ -168,14 +168,14 @@ def options_page(page: str) -> str:
 
 
 def with_options_of_fairseq(page: str) -> str:
-    """The page with those options of fairseq that models here refuse, or that have no effect."""
+    """Return the page with the options of fairseq that our models refuse or that have no effect."""
     from fairseq_plugins.fairseq_integration import command_options
     from fairseq_plugins.fairseq_integration.error_messages import flag
 
     segments = f"`--task {command_options.SEGMENTS}`"
     without_effect = command_options.WITHOUT_EFFECT
     generating, training = "generate, interactive", "train, eval-lm"
-    # what is refused, and what has no effect; None where the page has more than the code
+    # refused options, and options without effect; None if the page has more than the code
     listed = {
         (segments, "all"): (command_options.OF_BLOCKS, []),
         (segments, training): (None, without_effect[training]),
@@ -199,7 +199,7 @@ def write(output: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     parser.add_argument("--output", type=Path, default=DOCS, help=f"folder ({short(DOCS)})")
     output = parser.parse_args(arguments).output.resolve()

@@ -1,4 +1,4 @@
-"""Losses of models by context, kept in a folder, and the effective context as recl.py defines it.
+"""Compute losses for each context, kept in a folder, and the effective context of recl.py.
 
 ``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Shapes: N
 positions.
@@ -21,11 +21,11 @@ from scripts.evaluate._scoring import load_model
 
 
 class ContextLosses:
-    """Losses of models that read windows of the first ``positions`` tokens of a split.
+    """Losses of models that read the first ``positions`` tokens of a split in windows.
 
     ``arguments`` are the command's: data, split, stride, batch_size, cpu and output. With a stride
     above 1 the batch size decides where windows begin. ``limits`` are the models' longest contexts
-    in tokens, None for any.
+    in tokens, or None if any length works.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ContextLosses:
         self._losses: dict[tuple[int, int], np.ndarray] = {}
 
     def __call__(self, model: int, context: int) -> np.ndarray:
-        """Losses in nats, float32 (positions,), of model number ``model``.
+        """Return the losses of model number ``model`` in nats, float32 (positions,).
 
         The context is cut to what the model can read.
         """
@@ -55,7 +55,7 @@ class ContextLosses:
         return self._losses[model, context]
 
     def _key(self, model: int, context: int) -> str:
-        """Name that changes with the checkpoint, the text, the context and the windows."""
+        """Return a name that changes with the checkpoint, the text, the context and the windows."""
         given = self._arguments
         files = self.checkpoints[model].path, given.data.resolve() / f"{given.split}.bin"
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -78,7 +78,7 @@ class ContextLosses:
 
 
 def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
-    """The longest context that absolute positions were trained for, in tokens; None for any."""
+    """Return how many tokens of context absolute positions allow; None for other positions."""
     options = options_of(load_checkpoint(checkpoint.path), "model")
     if not str(options.get("positions")).endswith("-absolute"):
         return None
@@ -92,7 +92,7 @@ def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
 
 
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
-    """``g_i(c, c')``, from 0 to 1.
+    """Return ``g_i(c, c')``, from 0 to 1.
 
     Args:
         short: l_i(c, ·) of each model of the group, each (N,).
@@ -107,7 +107,7 @@ def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -
         float(np.minimum(baseline, other)[hardest].mean(dtype=np.float64))
         for other in (baseline, long)
     )
-    # the difference of losses, because perplexities of hopeless positions would overflow
+    # computed from the difference of losses, because perplexities of large losses would overflow
     return -math.expm1(reached - base)
 
 
@@ -121,17 +121,17 @@ def effective_context(
     threshold: float,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """RECL of one model of a group: "tokens", their "bound" and the "gains" on the way.
+    """Return the RECL of a model in a group: "tokens", their "bound" and the "gains" of all steps.
 
     Args:
-        losses: gives l_i(c, ·), (N,), for model i and context c.
+        losses: function that returns l_i(c, ·), (N,), for model i and context c.
         num_models: size of the group.
         model: i.
-        step: the shortest context, and how much longer each further one is.
+        step: the shortest context, and the difference between successive contexts.
         longest: the longest context.
         ratio: r.
-        threshold: the gain, as a share of the perplexity, below which it ends.
-        limit: as many tokens as the model can read; None for no limit.
+        threshold: the smallest gain, as a share of the perplexity, for which to go on.
+        limit: the most tokens that the model can read; None for no limit.
     """
     gains = []
     short, bound = step, "at least"
@@ -144,6 +144,6 @@ def effective_context(
             break
         short = long
     if limit is not None and short > limit:
-        # there is nothing beyond it to have missed
+        # the model reads nothing beyond its limit, so a longer context cannot help
         short, bound = limit, "exact" if bound == "at least" else bound
     return {"tokens": short, "bound": bound, "gains": gains}

@@ -1,4 +1,4 @@
-"""What the memories of a model read over a split: counts, and the figures that follow from them."""
+"""Count what the memories of a model read over a split, and compute statistics of it."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
-# The curve from the most read slot to the least read one keeps at most so many slots.
+# Most slots that a curve, from the most read slot to the least read, keeps.
 _POINTS = 200
 _PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 
@@ -27,15 +27,15 @@ _PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 class MemoryReads(MemoryUsage):
     """The weights with which the slots of one memory were read, and the slots that heads share.
 
-    It is a hook of the memory's keys. ``counted`` says which tokens of the next batch count, (N,);
-    None for all.
+    It is a forward hook of the memory's keys. ``counted`` (N,) is a mask of the tokens of the next
+    batch that count; None for all.
     """
 
     def __init__(self, slots: int, heads: int) -> None:
         super().__init__(slots, heads, by_head=True)
         self.counted: Tensor | None = None
         self.knn = 0
-        # slots that head i and head j both read for the same token, added up: (H, H)
+        # number of slots that heads i and j both read for the same token, over all tokens: (H, H)
         self._shared = torch.zeros(heads, heads, dtype=torch.float64)
 
     def __call__(self, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
@@ -55,16 +55,16 @@ class MemoryReads(MemoryUsage):
                 self._shared[one, other] += same.sum().item()
 
     def rarely_read(self, share: float) -> Tensor:
-        """Return which slots are the ``share`` that is read least, (K,); of equals, the first."""
+        """Return a mask (K,) of the ``share`` of slots that is read least; of equals, the first."""
         reads = self.reads.sum(0)
         least = reads.argsort(stable=True)[: round(share * len(reads))]
         return torch.zeros(len(reads), dtype=torch.bool).index_fill_(0, least.cpu(), True)
 
     def describe(self) -> dict[str, Any]:
-        """Return all figures of the memory: shares as fractions of 1, the divergence in nats.
+        """Return all statistics of the memory: shares as fractions of 1, the divergence in nats.
 
-        An overlap is the share of a token's slots of head i that head j reads too, the mean over
-        the tokens.
+        The overlap of heads i and j is the share of head i's slots that head j reads for the same
+        token, averaged over the tokens.
         """
         reads = self.total()
         return {
@@ -81,9 +81,9 @@ class MemoryReads(MemoryUsage):
 
 
 def curve(reads: Tensor) -> dict[str, list]:
-    """Return some of the slots of z' (K,) that were read, most read first: ranks from 1, weights.
+    """Return ranks, from 1, and weights of some of the slots read in z' (K,), most read first.
 
-    A weight is z_i · K: 1 for a slot that is read as often as if all were read alike.
+    A weight is z_i · K: 1 for every slot if all are read equally.
     """
     read = reads[reads > 0].sort(descending=True).values
     ranks = np.unique(np.geomspace(1, len(read), _POINTS).round().astype(int))
@@ -93,10 +93,10 @@ def curve(reads: Tensor) -> dict[str, list]:
 
 @contextmanager
 def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
-    """Record what the memories of ``model`` read in the block: by name, as validation logs them.
+    """Record what the memories of ``model`` read in the block, under the names in training logs.
 
     The names are ``memory6`` for layer 6 of a language model, ``encoder_memory3`` or
-    ``decoder_memory3`` where there is an encoder.
+    ``decoder_memory3`` if there is an encoder.
     """
     recorded: dict[str, MemoryReads] = {}
     with ExitStack() as stack:
@@ -106,13 +106,13 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
                 name = f"{part}_memory" if hasattr(model, "encoder") else "memory"
                 reads = MemoryReads(len(memory.values), memory.heads)
                 recorded[f"{name}{int(layer) + 1}"] = reads
-                # memory.usage belongs to validation, which takes it away after each batch
+                # memory.usage is for validation, which sets it to None after each batch
                 stack.enter_context(memory.keys.register_forward_hook(reads))
         yield recorded
 
 
 def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
-    """Refuse a checkpoint before any work."""
+    """Raise ValueError if a checkpoint has no memory or takes no --tokens-per-sample."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
     if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
@@ -130,13 +130,13 @@ def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
 def measure(
     checkpoint: NamedFile, data: Path, split: str, options: dict[str, Any], device: torch.device
 ) -> tuple[dict[str, Any], dict[str, MemoryReads]]:
-    """Loss of a model and the figures of its memories over a split, and the reads themselves.
+    """Return a model's loss and memory statistics over a split, and the reads of its memories.
 
     The options are those of :meth:`LoadedModel.score_split`.
     """
     loaded = load(checkpoint.path, data).to(device)
     pad = loaded.task.source_dictionary.pad()
-    # (B, T) in segment models, (T, B) in fairseq's
+    # tokens are (B, T) in segment language models, (T, B) in fairseq's models
     by_row = isinstance(loaded.task, SegmentLanguageModelingTask)
     with record_usage(loaded.model) as memories:
         in_decoder = [memories[name] for name in memories if not name.startswith("encoder")]

@@ -1,4 +1,4 @@
-"""What commands need to score a text with language models: device, tokens, and the walk over it."""
+"""Choose the device, and load tokens and language models, for the commands that score a text."""
 
 import argparse
 from pathlib import Path
@@ -14,13 +14,13 @@ from scripts._shared.command_line import NamedFile
 
 
 def choose_device(cpu: bool) -> torch.device:
-    """The GPU if there is one, unless the CPU is asked for."""
+    """Return the GPU if there is one, unless ``cpu`` is true."""
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
 
 def load_tokens(data: Path, split: str) -> np.ndarray:
-    """Tokens of a split, (N,), in a folder that fairseq-preprocess wrote."""
-    # after fairseq_plugins, which keeps fairseq from setting up logging
+    """Return the tokens (N,) of a split in a folder that fairseq-preprocess wrote."""
+    # imported after fairseq_plugins, which keeps fairseq from setting up logging
     from fairseq.data import Dictionary
 
     if not (data / "dict.txt").is_file():
@@ -36,6 +36,6 @@ def load_tokens(data: Path, split: str) -> np.ndarray:
 def load_model(
     checkpoint: NamedFile, arguments: argparse.Namespace, mem_len: int = 0, **changed: Any
 ) -> LanguageModel:
-    """A model whose tokens all see ``mem_len`` tokens of memory; all of a window without one."""
+    """Load a model whose tokens each see ``mem_len`` tokens back; for 0, their whole window."""
     changed |= {"mem_len": mem_len, "same_length": mem_len > 0}
     return load(checkpoint.path, arguments.data, **changed).to(choose_device(arguments.cpu))

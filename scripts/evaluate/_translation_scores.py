@@ -1,13 +1,13 @@
-"""Scores of translations against one reference each: of texts, and of their Moses tokens.
+"""Score translations against one reference each: as texts, and as Moses tokens.
 
-Each from 0 to 100, more are better:
-detokenized   sacreBLEU of the texts, to compare between papers; its signature says how
-tokenized     BLEU as papers of 2017 give it: of Moses tokens, without smoothing, as multi-bleu.perl
+All scores are from 0 to 100; higher is better:
+detokenized   sacreBLEU of the texts, comparable between papers; its signature lists the settings
+tokenized     BLEU as in papers of 2017: of Moses tokens, without smoothing, as multi-bleu.perl
               computes it; for German with compounds split at their hyphens
 gleu          GLEU (Wu et al. 2016, arXiv:1609.08144, section 5.2) of the same tokens
-exact         share of the translations that have the words of their reference and no others
+exact         share of the translations with exactly the words of their reference
 
-Before both texts become tokens, punctuation is made uniform, as scripts.prepare.translation does.
+Punctuation is normalized before tokenization, as in scripts.prepare.translation.
 """
 
 import re
@@ -19,29 +19,29 @@ from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
 from scripts.prepare._subwords import moses_tokenizer
 
-# Longest sequence of tokens that counts.
+# Longest n-gram that counts.
 ORDER = 4
 _HYPHEN_IN_WORD = re.compile(r"(\S)-(\S)")
 
 
 def split_compounds(tokens: str) -> str:
-    """Line of tokens with words split at hyphens, as tensor2tensor's get_ende_bleu.sh does it."""
+    """Split the words in a line of tokens at hyphens, as tensor2tensor's get_ende_bleu.sh does."""
     return _HYPHEN_IN_WORD.sub(r"\1 ##AT##-##AT## \2", tokens)
 
 
 def tokens_to_score(lines: list[str], language: str, compounds: bool) -> list[str]:
-    """Lines of Moses tokens of a text, with compounds split on request."""
+    """Return lines as Moses tokens, with compounds split on request."""
     found = moses_tokenizer(language, normalize=True)(lines)
     return [split_compounds(line) for line in found] if compounds else found
 
 
 def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """GLEU of lines of tokens, from 0 to 100.
+    """Return the GLEU of lines of tokens, from 0 to 100.
 
-    Of a sentence it is the lesser of precision and recall over all sequences of 1 to 4 tokens; of
-    more, like nltk's corpus_gleu, matches and the denominators of that lesser are added up first.
+    For one sentence it is the smaller of precision and recall over n-grams of 1 to 4 tokens. For
+    several, matches and the denominators of the smaller are summed first, as in nltk's corpus_gleu.
 
-    Raises ValueError when there is another number of translations than of references.
+    Raises ValueError if the numbers of translations and references differ.
     """
     matches = sequences = 0
     for translation, reference in zip(translations, references, strict=True):
@@ -54,9 +54,9 @@ def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def exact_matches(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Percentage of the translations that are their reference but for blanks.
+    """Return the percentage of translations that equal their reference apart from whitespace.
 
-    Raises ValueError when there is another number of translations than of references, or none.
+    Raises ValueError if the numbers of translations and references differ or are 0.
     """
     pairs = list(zip(translations, references, strict=True))
     if not pairs:
@@ -75,15 +75,15 @@ def _bleu(
 def score(
     translations: list[str], references: list[str], language: str, compounds: bool
 ) -> dict[str, Any]:
-    """All scores of detokenized translations in a language, as scores.json has them.
+    """Return all scores of detokenized translations in a language, as in scores.json.
 
-    Raises ValueError when there is another number of translations than of references, or none.
+    Raises ValueError if the numbers of translations and references differ or are 0.
     """
     exact = exact_matches(translations, references)
     found, wanted = (
         tokens_to_score(lines, language, compounds) for lines in (translations, references)
     )
-    # without force sacreBLEU warns of tokens, which are meant here
+    # force: keeps sacreBLEU from warning that the text is tokenized, which is intended
     tokenized = _bleu(found, wanted, tokenize="none", smooth_method="none", force=True)
     return {
         "detokenized": _bleu(translations, references),

@@ -1,21 +1,20 @@
-r"""How much of their product-key memories trained models read (Lample et al. 2019, section 4.2).
+r"""Measure how much of their product-key memories models read (Lample et al. 2019, section 4.2).
 
     python -m scripts.evaluate.memory_usage --data FOLDER --split test --output memory_usage \
         --checkpoint plain=plain/checkpoint_best.pt norm=norm/checkpoint_best.pt
 
-Over all tokens of a split, with the perplexity that they had there:
-usage         share of the slots that were read, of each memory and of each of its heads
-KL            divergence of the reads from uniform ones, in nats: 0 where all slots are read alike
-overlap       share of a token's slots of one head that it reads with another head too (section
-              3.3)
+The measures are over all tokens of a split, and come with its perplexity:
+usage         share of the slots that were read, by each memory and by each of its heads
+KL            divergence of the reads from uniform reads, in nats: 0 if all slots are read equally
+overlap       share of one head's slots for a token that another head reads too (section 3.3)
 
-Takes models of fairseq's tasks language_modeling and translation, and segment language models. Each
-token of the split is scored once, or there is an error. Reads of padding do not count. Memories of
-an encoder count the tokens of the source. Layers count from 1.
+Works for models of fairseq's tasks language_modeling and translation, and for segment language
+models. If a token of the split is not scored exactly once, there is an error. Reads of padding do
+not count. An encoder's memories count the tokens of the source. Layers are numbered from 1.
 
 Writes memory_usage.json and memory_usage.png, and prints tables. --rarely-read SHARE, for a single
-model, writes rarely_read.npz too: the share of each memory's slots that was read least, which
-fairseq-train --memory-trainable-slots rarely_read.npz trains alone.
+model, also writes rarely_read.npz: the SHARE of each memory's slots that was read least, so that
+fairseq-train --memory-trainable-slots rarely_read.npz trains only these.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from scripts._shared.files import atomic_write, write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
-# A model has a color, and each of its memories a style.
+# Line styles of a model's memories; each model has a color.
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -45,7 +44,7 @@ def _percent(share: float) -> str:
 
 
 def format_tables(models: list[dict[str, Any]]) -> str:
-    """Tables in Markdown of losses, memories and overlaps."""
+    """Return Markdown tables of losses, memories and overlaps."""
     losses, figures, overlaps = [], [], []
     for model in models:
         label, loss = model["model"], f"{model['loss']:.4f}"
@@ -64,19 +63,19 @@ def format_tables(models: list[dict[str, Any]]) -> str:
         most = max(map(len, overlaps)) - 3
         headers = ["model", "memory", "head", *(f"in head {n}, %" for n in range(1, most + 1))]
         parts.append(
-            "Of the slots that a token reads with a head (row), those it reads with another:"
+            "Share of the slots that a token reads with one head (row) and also with another:"
         )
         parts.append(markdown_table(headers, overlaps))
     return "\n\n".join(parts)
 
 
 def draw(axes: Any, models: list[dict[str, Any]]) -> None:
-    """Draw the weight of each slot, most read first: a line a memory, a color a model."""
+    """Draw the slots' weights, most read first: a line for each memory, a color for each model."""
     for number, model in enumerate(models):
         for style, (name, memory) in zip(cycle(_STYLES), model["memories"].items(), strict=False):
             ranks, weights = memory["curve"]["rank"], memory["curve"]["weight"]
             label = f"{model['model']}, {name}: {100 * memory['usage']:.1f}% used"
-            # a single point has no line
+            # a line of one point is invisible
             look = {"color": f"C{number % 10}", "marker": "." if len(ranks) == 1 else None}
             axes.plot(ranks, weights, style, **look, label=label)
     axes.axhline(1, color="gray", linewidth=0.8)
@@ -136,17 +135,17 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
     add_text_options(parser, "memory_usage")
     help_text = (
-        "blocks or pairs of sentences at once (8), or parallel streams of a segment language model "
-        "(1, which gives the exact figure of the whole text)"
+        "blocks or sentence pairs in a batch (8), or parallel streams of a segment language model "
+        "(1, which gives the exact loss of the whole text)"
     )
     add("--batch-size", type=int, help=help_text)
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
-    help_text = "write which slots are this share that was read least, such as 0.1"
+    help_text = "also write which slots, this share of all, were read least, such as 0.1"
     add("--rarely-read", type=float, metavar="SHARE", help=help_text)
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"

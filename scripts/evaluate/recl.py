@@ -1,11 +1,11 @@
-r"""Relative effective context length of a group of models (Transformer-XL, 4.3, appendix C).
+r"""Measure models' relative effective context length, RECL (Transformer-XL, 4.3, appendix C).
 
     python -m scripts.evaluate.recl --data FOLDER --output recl \
         --checkpoint XL=xl/checkpoint_best.pt vanilla=vanilla/checkpoint_best.pt
 
-How much context makes a difference to each model, measured against the best of the group with a
-shorter one: table 8 of the paper. The definition, l_i(c, t) being the loss in nats of model i at
-position t with a context of c tokens:
+The RECL tells how much context helps each model of a group, compared with the group's best loss for
+a shorter context: table 8 of the paper. Let l_i(c, t) be the loss in nats of model i at position t
+with a context of c tokens. Then:
 
     b(c, t)    = min over i of l_i(c, t)                     the best short-context model's loss
     T          = the share r of positions with the largest b(c, t): the hardest ones
@@ -13,24 +13,24 @@ position t with a context of c tokens:
     g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
 
 c is lengthened by --step until the gain g falls below --threshold; the RECL of model i is the last
-c reached. Where the definition leaves room, it is read so:
+c reached. The definition is read as follows where it is ambiguous:
 
 - b never exceeds l_i(c, t), so f_i(c, c) is the mean of b over T: the same base for all models.
-- T has the share r of the positions, rounded up, anew for each c; of equal ones, the earlier.
-- c starts at --step. The RECL of a model that gains too little from the start is at most that, and
-  that of a model that always gains enough at least --max-context.
-- A model with absolute positions reads no more than it was trained with, and its RECL is at most
-  that (the 128 of table 8's Transformer).
+- T is chosen anew for each c: the share r of the positions, rounded up; of equals, the earlier.
+- c starts at --step. If a model gains too little from the start, its RECL is at most --step; if it
+  always gains enough, its RECL is at least --max-context.
+- A model with absolute positions reads no more tokens than in training, and its RECL is at most
+  that number (the 128 of table 8's Transformer).
 
 Each model computes its context from scratch, without a memory, in windows of c - 1 + S tokens that
-predict their last S tokens, S being --stride. So a context of c tokens is c to c + S - 1 tokens;
---stride 1 is exact and the slowest. The distance clamp stays as it was trained. Positions with less
-than --max-context tokens before them are scored but not counted: all contexts are compared on the
-same positions.
+predict their last S tokens, where S is --stride. So a context of c tokens is c to c + S - 1 tokens;
+--stride 1 is exact and the slowest. The distance clamp stays as trained. Positions with fewer than
+--max-context tokens before them are scored but not counted: all contexts are compared on the same
+positions.
 
-Losses of a model and a context are kept in OUTPUT/losses: an interrupted measurement goes on where
-it stopped, and one with another threshold or step uses them again. Writes recl.json and
-recl.png, and prints a table.
+Losses for each model and context are kept in OUTPUT/losses: an interrupted measurement continues
+where it stopped, and one with another threshold or step reuses them. Writes recl.json and recl.png,
+and prints a table.
 """
 
 import argparse
@@ -48,18 +48,18 @@ from scripts._shared.commands import short
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
-# Shares of the positions, those of table 8.
+# Shares r of the positions, as in table 8.
 RATIOS = (0.1, 0.5, 1.0)
 _SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
 
 
 def format_tokens(found: dict[str, Any]) -> str:
-    """RECL, with a sign where it is only a bound."""
+    """Return the RECL, with a sign if it is only a bound."""
     return f"{_SIGNS[found['bound']]}{found['tokens']}"
 
 
 def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
-    """Draw the RECL as bars, a group a ratio, a color a model."""
+    """Draw the RECL as bars, with a group for each ratio and a color for each model."""
     width = 0.8 / len(models)
     for number, (label, model) in enumerate(models.items()):
         shift = (number - (len(models) - 1) / 2) * width
@@ -88,7 +88,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     positions = len(load_tokens(arguments.data, arguments.split)[: arguments.max_tokens])
     if positions <= longest:
         raise ValueError(
-            f"--max-context is {longest} and the text has {positions:,} tokens, of which none has "
+            f"--max-context is {longest} and the text has {positions:,} tokens, so no token has "
             "that many before it: score more tokens, or give a smaller one"
         )
     kept = ContextLosses(checkpoints, positions, arguments)
@@ -135,15 +135,15 @@ def measure_recl(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
     add_text_options(parser, "recl")
-    add("--max-tokens", type=int, help="score only the first so many tokens (all)")
-    add("--step", type=int, default=100, help="shortest context, and tokens to lengthen by (100)")
+    add("--max-tokens", type=int, help="score only this many tokens from the start (all)")
+    add("--step", type=int, default=100, help="shortest context, and its increment (100)")
     add("--max-context", type=int, default=1500, help="longest context (1500)")
-    add("--threshold", type=float, default=0.01, help="gain that ends the lengthening (0.01)")
-    add("--stride", type=int, default=10, help="tokens predicted of each window (10); 1 is exact")
+    add("--threshold", type=float, default=0.01, help="stop below this gain (0.01)")
+    add("--stride", type=int, default=10, help="tokens predicted in each window (10); 1 is exact")
     add("--batch-size", type=int, default=8, help="windows at once (8)")
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/losses keeps what was measured"

@@ -1,15 +1,15 @@
-r"""Translate a part of a text with a trained model and score all of it in several ways at once.
+r"""Translate a part of a text with a trained model and compute several scores for all of it.
 
     python -m scripts.evaluate.translation data/en-de/bin --source-lang en --target-lang de \
         --path checkpoints/checkpoint_best.pt --output evaluation -- --max-tokens 4096
 
-For any translation model of fairseq or of this plugin. fairseq-generate translates every sentence,
-the units of a word are joined, and the tokens become text again as Moses does it. The text is
-compared with the reference, a raw text with as many lines. Reported are sacreBLEU, the BLEU of
-Moses tokens as papers of 2017 give it, GLEU, and the share of translations that are right to the
-letter; scripts/evaluate/_translation_scores.py says how each is computed.
+Works for any translation model of fairseq or this plugin. fairseq-generate translates every
+sentence, subword units are joined to words, and Moses detokenizes them. The text is compared with
+the reference, a raw text with the same number of lines. The scores are sacreBLEU, the BLEU of
+Moses tokens as in papers of 2017, GLEU, and the share of translations that match exactly;
+scripts/evaluate/_translation_scores.py says how each is computed.
 
-What follows -- goes to fairseq-generate: paths there start at the root of the repository.
+Options after -- go to fairseq-generate; their paths are relative to the root of the repository.
 
 OUTPUT/translation.txt    the translations as text, in the order of the part
 OUTPUT/scores.json        scores with their signatures, number of sentences, command
@@ -37,13 +37,13 @@ from scripts._shared.results import markdown_table
 from scripts.prepare._lines import read_lines
 from scripts.prepare._subwords import check_language
 
-# --branch-weights of a weighted_transformer, which has LEARNED ones unless it is told otherwise
+# values of --branch-weights, for a weighted_transformer
 BRANCH_WEIGHTS = LEARNED, _, _ = "learned", "random", "uniform"
 COMPOUNDS = ("de",)
 
 
 def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
-    """Number of sentences of a part of binarized data."""
+    """Return the number of sentences in a part of binarized data."""
     from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, make_dataset
 
     source, target = languages
@@ -73,7 +73,7 @@ def check_checkpoints(
             )
         if branch_weights == LEARNED:
             continue
-        # fairseq would take the option for any model, and it would have no effect
+        # fairseq would accept the option for any model, without effect
         weights = state.get("model") or ()
         if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights):
             raise ValueError(
@@ -83,7 +83,7 @@ def check_checkpoints(
 
 
 def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
-    """Command that translates; ``extra`` goes before what keeps it from leaving sentences out."""
+    """Return the command that translates; the options after ``extra`` make it skip no sentence."""
     words = [program("fairseq-generate"), short(options.data), "--user-dir", "fairseq_plugins"]
     words += ["--source-lang", options.source_lang, "--target-lang", options.target_lang]
     words += ["--beam", str(options.beam), "--lenpen", str(options.lenpen), "--remove-bpe"]
@@ -97,27 +97,27 @@ def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[
 
 
 def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """Sources and best translations, as tokens, by their place in what fairseq-generate wrote."""
+    """Return tokenized sources and best translations by the numbers that fairseq-generate gave."""
     sources: dict[int, str] = {}
     translations: dict[int, str] = {}
-    # only a newline ends a line: tokens may hold what else Python takes for its end
+    # only a newline ends a line: tokens may contain carriage returns
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             if found := re.match(r"S-(\d+)\t(.*)", line):
                 sources[int(found[1])] = found[2]
             elif found := re.match(r"H-(\d+)\t[^\t]*\t(.*)", line):
-                # with --nbest the others follow the best
+                # with --nbest, the best comes first
                 translations.setdefault(int(found[1]), found[2])
     return sources, translations
 
 
 def translate(words: list[str], split: str, expected: int) -> tuple[list[str], list[str]]:
-    """Sources and translations of a whole part in its order, as tokens.
+    """Return the sources and translations of a whole part in its order, as tokens.
 
     Args:
-        words: the command that translates, without the folder of its results.
+        words: the command that translates, without --results-path.
         split: name of the part.
-        expected: how many sentences there are.
+        expected: number of sentences in the part.
     """
     with TemporaryDirectory() as folder:
         with child_process([*words, "--results-path", folder]):
@@ -126,8 +126,8 @@ def translate(words: list[str], split: str, expected: int) -> tuple[list[str], l
     if translations.keys() != set(range(expected)):
         raise ValueError(
             f"fairseq-generate gave {len(translations):,} translations of the {expected:,} "
-            f"sentences of --split {split}, so the scores would be of a part: leave out "
-            "--skip-invalid-size-inputs-valid-test, which passes over those that are too long, "
+            f"sentences of --split {split}, so the scores would cover only a part: leave out "
+            "--skip-invalid-size-inputs-valid-test, which skips sentences that are too long, "
             "--quiet, and --distributed-world-size"
         )
     places = range(expected)
@@ -135,7 +135,7 @@ def translate(words: list[str], split: str, expected: int) -> tuple[list[str], l
 
 
 def detokenize(lines: Sequence[str], language: str) -> list[str]:
-    """Texts of lines of Moses tokens."""
+    """Detokenize lines of Moses tokens."""
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=language)
@@ -143,7 +143,7 @@ def detokenize(lines: Sequence[str], language: str) -> list[str]:
 
 
 def format_scores(scores: dict[str, Any]) -> str:
-    """Table of the scores in Markdown, and the signature of sacreBLEU."""
+    """Return the scores as a Markdown table, and the signature of sacreBLEU."""
     compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
     found = {
         "sacreBLEU": scores["detokenized"]["score"],
@@ -157,7 +157,7 @@ def format_scores(scores: dict[str, Any]) -> str:
 
 
 def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
-    """The file of the reference and its lines; checks all options before any work."""
+    """Return the file of the reference and its lines; check all options before any work."""
     check_at_least(1, beam=options.beam)
     check_language(options.target_lang, "target-lang")
     replaced, split = options.branch_weights, options.split
@@ -175,16 +175,16 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
     if not reference.is_file():
         raise ValueError(
             f"--reference: there is no {short(reference)}: name a file with the raw translations "
-            f"of --split {split}, a sentence a line; scripts.prepare.translation keeps those of "
-            "test parts"
+            f"of --split {split}, one sentence per line; scripts.prepare.translation keeps those "
+            "of test parts"
         )
     references = list(read_lines(reference))
     if len(references) != sentences:
         raise ValueError(
             f"--reference {short(reference)} has {len(references):,} lines, --split {split} of "
-            f"{short(options.data)} {sentences:,} sentences: give the raw text that this part was "
-            "made of; of a validation part, which scripts.prepare.translation cleans, only the "
-            "pairs that it kept"
+            f"{short(options.data)} has {sentences:,} sentences: give the raw text that this part "
+            "was made from; for a validation part, which scripts.prepare.translation cleans, only "
+            "the pairs that it kept"
         )
     check_checkpoints(options.path, replaced, languages)
     return reference, references
@@ -198,7 +198,7 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     reference, references = find_references(options, extra)
     words = generate_command(options, extra)
     print(f"$ {format_command(words)}\n", flush=True)
-    # before the long part
+    # before the translation, which takes long
     make_output_folder(options.output)
     sources, tokens = translate(words, options.split, len(references))
     units = [unit for line in sources for unit in line.split()]
@@ -224,25 +224,23 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Options of the command line, without those of fairseq-generate."""
+    """Return the options of the command line, without those of fairseq-generate."""
     parser = command_parser(__doc__)
     add = parser.add_argument
     add("data", type=Path, metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
-    add("--path", required=True, metavar="FILE[:FILE]", help="checkpoint, or those of an ensemble")
+    add("--path", required=True, metavar="FILE[:FILE]", help="checkpoint, or an ensemble of them")
     for side in ("source", "target"):
         add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
     add("--split", default="test", metavar="PART", help="what to translate (%(default)s)")
-    kept = (
-        "what scripts.prepare.translation keeps of the part: references/PART.CODE beside DATA_BIN"
-    )
-    help_text = f"raw translations, a sentence a line ({kept})"
+    kept = "references/PART.CODE beside DATA_BIN, where scripts.prepare.translation keeps them"
+    help_text = f"raw translations, one sentence per line ({kept})"
     add("--reference", type=Path, metavar="FILE", help=help_text)
     add("--beam", type=int, default=4, metavar="N", help="width of the beam (%(default)s)")
-    help_text = "power of its length by which the score of a translation is divided (%(default)s)"
+    help_text = "divide a translation's score by its length to this power (%(default)s)"
     add("--lenpen", type=float, default=0.6, metavar="X", help=help_text)
     help_text = "split words at hyphens for the BLEU of tokens and GLEU (yes for German)"
     add("--compound-split", action=argparse.BooleanOptionalAction, help=help_text)
-    help_text = "what weighs the branches of a weighted_transformer (%(default)s)"
+    help_text = "branch weights of a weighted_transformer (%(default)s)"
     add("--branch-weights", choices=BRANCH_WEIGHTS, default=LEARNED, help=help_text)
     add("--examples", type=int, default=0, metavar="N", help="print the first N sentences")
     add("--cpu", action="store_true", help="use no GPU")
@@ -256,7 +254,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     end = given.index("--") if "--" in given else len(given)
     options, extra = parse(given[:end]), given[end + 1 :]

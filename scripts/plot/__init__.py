@@ -1,1 +1,1 @@
-"""Commands that draw what a training did."""
+"""Commands that plot the results of trainings."""

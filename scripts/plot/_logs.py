@@ -1,4 +1,4 @@
-"""Logs of fairseq-train: files of --log-file, or what it printed, as json or simple text."""
+"""Read logs of fairseq-train: its --log-file or printed output, as json or simple text."""
 
 import json
 import re
@@ -15,9 +15,9 @@ _UPDATES = "valid_num_updates"
 
 
 def read_figures(line: str) -> dict[str, str]:
-    """Figures of a line by the names that they have in JSON: valid_loss is a validation's loss."""
+    """Return the values in a line by their names in JSON, such as valid_loss for a validation."""
     if found := _JSON.search(line):
-        # workers may write into one another's lines
+        # several workers may write into the same line
         with suppress(ValueError):
             return json.loads(found[1])
     if found := _VALIDATION.search(line):
@@ -27,18 +27,18 @@ def read_figures(line: str) -> dict[str, str]:
 
 
 def read_log(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Lines of a log, and the figures of each."""
+    """Return the lines of a log, and the values in each."""
     if not path.is_file():
         raise ValueError(
-            f"--log {short(path)} is no file: name one that --log-file of fairseq-train wrote"
+            f"--log {short(path)} is not a file: name one that --log-file of fairseq-train wrote"
         )
-    # nothing but a newline ends a line
+    # splitlines() would also split at other characters
     lines = [line.rstrip() for line in path.open(encoding="utf-8", errors="replace")]
     return lines, [read_figures(line) for line in lines]
 
 
 def validations(lines: Iterable[dict[str, str]]) -> dict[int, dict[str, str]]:
-    """Figures of validations by update, which rise; the later line where an update has several."""
-    # a line that was cut short has no number of updates, which comes behind the figures
+    """Return the values of validations by update, sorted; of an update's lines, the last counts."""
+    # a line that was cut short lacks the number of updates, which follows the other values
     found = {int(figures[_UPDATES]): figures for figures in lines if figures.get(_UPDATES)}
     return dict(sorted(found.items()))

@@ -1,10 +1,10 @@
-r"""Learned attention spans of trained models: how far back each head of each layer sees.
+r"""Plot the learned attention spans of models: how far back each head of each layer sees.
 
     python -m scripts.plot.attention_spans --checkpoint all=checkpoint_best.pt --output spans
 
-The span of a head is the number of tokens before its own that its soft mask lets through, the ramp
-included (all-attention, section 4.3; Sukhbaatar et al. 2019, arXiv:1905.07799). Layers count from
-1, next to the embeddings. Checkpoints, from any moment of a training, are drawn side by side.
+The span of a head is the number of previous tokens that its soft mask lets through, ramp included
+(all-attention, section 4.3; Sukhbaatar et al. 2019, arXiv:1905.07799). Layers are numbered from 1,
+next to the embeddings. Checkpoints, from any moment of a training, are drawn side by side.
 
 Writes attention_spans.json and attention_spans.png, and prints a table.
 """
@@ -27,15 +27,15 @@ from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
 _VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
-# The share of a layer's room in the plot that is filled.
+# Share of a layer's width in the plot that its dots fill.
 _FILLED = 0.7
 
 
 def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
-    """Spans of all heads of a checkpoint, layer by layer, in tokens.
+    """Return the spans of all heads of a checkpoint, layer by layer, in tokens.
 
-    A head that reaches a part of a token reads it: "spans" are rounded up, while "mean" and
-    "largest" are those in the log of the training.
+    "spans" are rounded up, because a head reads a token that its span reaches in part; "mean" and
+    "largest" are as in the log of the training.
     """
     import torch
 
@@ -74,7 +74,7 @@ def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
 
 
 def format_table(models: list[dict[str, Any]]) -> str:
-    """Table of the spans in Markdown, a row a layer."""
+    """Return the spans as a Markdown table with a row for each layer."""
     cells = [
         [
             model["model"],
@@ -113,7 +113,7 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
     axes.set_xlabel("layer")
     axes.set_ylabel("span (tokens, ramp included)")
     axes.grid(alpha=0.3)
-    # above the plot, because heads may be anywhere; a column a model
+    # above the plot, because the dots may be anywhere; one column per model
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(models), fontsize="small")
 
 
@@ -133,7 +133,7 @@ def plot_attention_spans(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     add_named_files(parser, "--checkpoint", "models")
     add_output_options(parser, "attention_spans", device=False)

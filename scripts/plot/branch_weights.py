@@ -1,16 +1,16 @@
-r"""Weights κ and α of attention branches over a training, from its log or its checkpoints.
+r"""Plot weights κ and α of attention branches over a training, from its log or its checkpoints.
 
     python -m scripts.plot.branch_weights --log CHECKPOINTS/train.log --layer encoder2 --smooth 5
     python -m scripts.plot.branch_weights --checkpoint CHECKPOINTS --output branch_weights
 
-Figure 3 of the Weighted Transformer (Ahmed, Keskar, Socher 2017, arXiv:1711.02132). A log is a file
-that --log-file of fairseq-train names, or what the command printed, with any --log-format but none:
-each validation has all weights, with 4 decimals. A checkpoint has them as they are, at its own
-update only. Of an update that a log has twice, as one of a resumed training may, the later line
-counts. Layers count from 1; decoder1_self is self-attention where both attentions are branched.
+Figure 3 of the Weighted Transformer (Ahmed, Keskar, Socher 2017, arXiv:1711.02132). A log is the
+--log-file or printed output of fairseq-train, with any --log-format except none: each validation
+has all weights, with 4 decimals. A checkpoint has the exact weights, but only at its own update. If
+a log has an update twice, as after a resumed training, the later line counts. Layers are numbered
+from 1; decoder1_self is the self-attention of a layer in which both attentions are branched.
 
 Writes branch_weights.json and branch_weights.png, and prints a table of the last weights. --smooth
-changes the plot alone.
+changes only the plot.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from scripts._shared.results import markdown_table, prepare_results, save_result
 from scripts.plot._logs import read_log, validations
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
-# By layer and "kappa" or "alpha": the weights of all branches.
+# The weights of all branches, by layer and "kappa" or "alpha".
 Weights = dict[tuple[str, str], list[float]]
 
 _FIGURE = re.compile(r"valid_((?:encoder|decoder)\d+(?:_self)?)_(kappa|alpha)(\d+)")
@@ -45,12 +45,12 @@ _PARAMETER = re.compile(
 )
 # Branches beyond matplotlib's ten colors have other line styles.
 _STYLES = [(f"C{color}", line) for line in ("-", "--", ":", "-.") for color in range(10)]
-# Fewer points than this are marked: a single one has no line.
+# Fewer points than this are marked, because a line of one point is invisible.
 _MARKED = 30
 
 
 def read_validations(log: Path) -> dict[int, Weights]:
-    """Weights of a training's validations by update."""
+    """Return the weights in a training's validations by update."""
     by_update = {}
     for update, figures in validations(read_log(log)[1]).items():
         named = (_FIGURE.fullmatch(name) for name in figures)
@@ -68,7 +68,7 @@ def read_validations(log: Path) -> dict[int, Weights]:
 
 
 def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
-    """Updates and weights of a checkpoint."""
+    """Return the number of updates and the weights of a checkpoint."""
     state = read_checkpoint(checkpoint)
     parameters = {
         found.groups(): value
@@ -83,7 +83,7 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
     with_kappa = {found[:3] for found in parameters if found[3] == "kappa"}
     weights: Weights = {}
     for (part, number, module, kind, logits), value in parameters.items():
-        # of a layer that has two
+        # whether this is the self-attention of a layer with two branched attentions
         other = module == "self_attn" and (part, number, "encoder_attn") in with_kappa
         layer = f"{part}{int(number) + 1}" + ("_self" if other else "")
         weights[layer, kind] = (value.softmax(0) if logits else value).tolist()
@@ -91,7 +91,7 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
 
 
 def read_checkpoints(paths: Sequence[Path]) -> dict[int, Weights]:
-    """Weights of checkpoints, and of those in folders, by update."""
+    """Return the weights of checkpoints, and of all checkpoints in folders, by update."""
     by_update = {}
     for path in paths:
         files = sorted(path.glob("checkpoint*.pt")) if path.is_dir() else [path]
@@ -105,7 +105,7 @@ def read_checkpoints(paths: Sequence[Path]) -> dict[int, Weights]:
 
 
 def check(by_update: dict[int, Weights], source: str) -> None:
-    """Raise ValueError for weights that are not of the same branches, or no numbers."""
+    """Raise ValueError if updates have different branches, or a weight is not finite."""
     first = min(by_update)
     sizes = {name: len(values) for name, values in by_update[first].items()}
     for update, weights in by_update.items():
@@ -117,13 +117,13 @@ def check(by_update: dict[int, Weights], source: str) -> None:
         for (layer, _), values in weights.items():
             if not all(map(math.isfinite, values)):
                 raise ValueError(
-                    f"{source}: after {update:,} updates a weight of {layer} is no number: leave "
+                    f"{source}: after {update:,} updates a weight of {layer} is not finite: leave "
                     "out this training, which diverged"
                 )
 
 
 def choose_layers(asked: Sequence[str] | None, known: Iterable[str]) -> list[str]:
-    """Layers to draw: all of them, as sentences pass through them, if none is asked for."""
+    """Return the layers to draw; by default all of them, in the order of computation."""
 
     def order(layer: str) -> tuple[bool, int, str]:
         number, _, attention = layer[len("encoder") :].partition("_")
@@ -137,7 +137,7 @@ def choose_layers(asked: Sequence[str] | None, known: Iterable[str]) -> list[str
 
 
 def draw(axes: Any, updates: list[int], courses: dict[tuple, list], width: int) -> None:
-    """Draw κ and α of each layer against the updates, a panel each, in place of the axes."""
+    """Replace the axes by panels, one for κ and one for α of each layer, against the updates."""
     import numpy as np
 
     figure = axes.figure
@@ -160,7 +160,7 @@ def draw(axes: Any, updates: list[int], courses: dict[tuple, list], width: int) 
         equal = panel.axhline(1 / len(means[0]), color="black", linestyle=":", linewidth=1)
         panel.set_title(f"{layer} {SYMBOLS[kind]}", fontsize="medium")
         panel.grid(alpha=0.3)
-        # which may be the last of its column
+        # any panel may be the last of its column
         panel.tick_params(labelbottom=True)
     for panel in panels[len(courses) :]:
         panel.remove()
@@ -185,7 +185,7 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
     last = max(by_update)
     layers = choose_layers(arguments.layer, (layer for layer, _ in by_update[last]))
     prepare_results(arguments.output)
-    # the weights of self-attention may be κ alone
+    # self-attention may have κ only
     courses = {
         (layer, kind): [weights[layer, kind] for weights in by_update.values()]
         for layer in layers
@@ -205,16 +205,16 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     paths = {"type": Path, "metavar": "PATH"}
     source.add_argument("--log", **paths, help="log of a training")
-    help_text = "checkpoints of a training, or folders: all checkpoint*.pt of them"
+    help_text = "checkpoints of a training, or folders with checkpoint*.pt"
     source.add_argument("--checkpoint", nargs="+", action="extend", **paths, help=help_text)
     help_text = "layers to draw, such as encoder2 or decoder1 (all)"
     parser.add_argument("--layer", nargs="+", action="extend", metavar="NAME", help=help_text)
-    help_text = "draw the mean of N neighbouring points, one more if N is even (1: as they are)"
+    help_text = "draw the mean of N neighbouring points, one more if N is even (1: unchanged)"
     parser.add_argument("--smooth", type=int, default=1, metavar="N", help=help_text)
     add_output_options(parser, "branch_weights", device=False)
     parsed = parser.parse_args(arguments)

@@ -1,24 +1,24 @@
-r"""Validation loss of trainings against updates, time or training loss, from fairseq-train's logs.
+r"""Plot validation losses against updates, time or training loss, from fairseq-train's logs.
 
     python -m scripts.plot.losses --log all=all.log feed-forward=ffn.log --output losses
     python -m scripts.plot.losses --log all=all.log feed-forward=ffn.log --against time
     python -m scripts.plot.losses --facts 65536 --log memory-1=1.log memory-2=2.log plain-1=3.log
 
-A log is a file that --log-file of fairseq-train names, or what the command printed, with any
---log-format but none. Of an update that a log has twice, as one of a resumed training may, the
-later loss counts. Losses are means a token in base 2, as fairseq prints them; with smoothed labels
-those are what it calls nll_loss. Time is that of the updates, validation and saving left out; where
-no line has it for the update of a validation, it is interpolated between those that do. The
-training loss, with dropout, is the mean of what the log has since the validation before.
+A log is the --log-file or printed output of fairseq-train, with any --log-format except none. If a
+log has an update twice, as after a resumed training, the later loss counts. Losses are means per
+token in base 2, as fairseq prints them; with label smoothing, its nll_loss is used. Time is the
+time of the updates, without validation and saving; if no line has it for a validation's update, it
+is interpolated between lines that have it. The training loss, with dropout, is the mean of the
+log's values since the previous validation.
 
-With --facts N the trainings learned N random facts by heart (scripts.prepare.facts). A line of them
-takes log2(N) bits for subject and relation and 8 for the object. What the validation loss of the
-whole line is below that, a model knows: from 0 to 8 bits a fact. Trainings whose labels differ in
-the number at their end, -1, -2, …, are seeds of one model. Usage is the share of the memory's slots
-that the last validation read.
+With --facts N the trainings memorized N random facts (scripts.prepare.facts). A fact has log2(N)
+bits for subject and relation and 8 for the object. A model knows the difference between this sum
+and the validation loss of the whole line: from 0 to 8 bits a fact. Trainings whose labels differ
+only in a number at the end, -1, -2, …, are seeds of one model. Usage is the share of the memory's
+slots that the last validation read.
 
-Writes losses.json and losses.png, and prints a table: the last loss and the smallest one, or the
-facts that are known at the end.
+Writes losses.json and losses.png, and prints a table: the last and the smallest loss, or the facts
+that are known at the end.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from scripts.prepare.facts import OBJECTS, SYMBOLS, names_of
 
 UNIT = "bits a token"
 UPDATES, TIME, TRAINING_LOSS = "updates", "time", "training-loss"
-# what is drawn against them: a row's list, and how the axis is called
+# the x axis for each: its list in a row, and its label
 _AXES = {
     UPDATES: ("updates", "updates"),
     TIME: ("seconds", "minutes"),
@@ -55,9 +55,9 @@ _SEED = re.compile(r"-\d+$")
 
 
 def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
-    """Validation losses that lines have, with their updates, and what was trained before each.
+    """Return the validation losses, with their updates and with what was trained before each.
 
-    "seconds" are those of training before, "training_losses" its losses; None where unknown.
+    "seconds" are the training time before, "training_losses" the training loss; None if unknown.
     """
     import numpy as np
 
@@ -65,7 +65,7 @@ def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
         return float(values.get(f"{prefix}nll_loss", values[f"{prefix}loss"]))
 
     losses = {at: loss("valid_", values) for at, values in validations(figures).items()}
-    # by the update at which each stretch of training ends; fairseq repeats lines in its --log-file
+    # by the update that ends each stretch of training: fairseq repeats lines in its --log-file
     trained = (values for values in figures if values.keys() >= {"num_updates", "train_wall"})
     stretches = {int(values["num_updates"]): values for values in trained}
     ends = sorted(stretches)
@@ -76,7 +76,7 @@ def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
     courses |= {"seconds": [], "training_losses": []}
     before = 0
     for update in losses:
-        # between two such lines, as at the end of an epoch, the time is between theirs
+        # interpolate if the update has no line, as at the end of an epoch
         time = round(np.interp(update, [0, *ends], [0.0, *seconds]).item(), 1) if ends else None
         courses["seconds"].append(time)
         earlier = [loss for end, loss in training.items() if end <= update]
@@ -88,12 +88,12 @@ def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
 
 
 def known_bits(loss: float, facts: int) -> float:
-    """Bits a fact that a model knows whose loss is ``loss``, in bits a symbol with </s>."""
+    """Return the bits per fact that a model knows; ``loss`` is in bits per symbol, with </s>."""
     return math.log2(facts) + math.log2(OBJECTS) - (SYMBOLS + 1) * loss
 
 
 def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, Any]:
-    """All that results have of a log."""
+    """Return all results for a log."""
     label = f"--log {short(log.path)}"
     lines, figures = read_log(log.path)
     courses = read_courses(figures)
@@ -125,7 +125,7 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
     if facts is None:
         return row
     parameters = next(filter(None, map(_PARAMETERS.search, lines)), None)
-    # the first memory's
+    # usage of the first memory
     names = {name: None for values in figures for name in values if _USAGE.fullmatch(name)}
     usages = [values[name] for name in [*names][:1] for values in figures if name in values]
     speeds = [float(x["wps"]) for x in figures if x.keys() >= {"wps", "num_updates"}]
@@ -140,7 +140,7 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
 
 
 def format_losses(rows: list[dict[str, Any]]) -> str:
-    """Table of the last and smallest losses in Markdown."""
+    """Return the last and smallest losses as a Markdown table."""
     cells = []
     for row in rows:
         cells.append([row["training"]])
@@ -151,7 +151,7 @@ def format_losses(rows: list[dict[str, Any]]) -> str:
 
 
 def format_facts(rows: list[dict[str, Any]], facts: int) -> str:
-    """Table of what is known at the end in Markdown."""
+    """Return what is known at the end as a Markdown table."""
     cells = [
         [
             row["training"],
@@ -170,9 +170,9 @@ def format_facts(rows: list[dict[str, Any]], facts: int) -> str:
 
 
 def draw(axes: Any, rows: list[dict[str, Any]], against: str, facts: int | None = None) -> None:
-    """Draw each training's loss, or bits a fact, against updates, minutes or training loss."""
+    """Draw each training's loss, or bits per fact, against updates, minutes or training loss."""
     course, label = _AXES[against]
-    # the seeds of a model have its color
+    # all seeds of a model have one color
     models = [_SEED.sub("", row["training"]) if facts else row["training"] for row in rows]
     colors = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(models))}
     for number, (row, model) in enumerate(zip(rows, models, strict=True)):
@@ -183,7 +183,7 @@ def draw(axes: Any, rows: list[dict[str, Any]], against: str, facts: int | None 
     axes.set_xlabel(label)
     axes.set_ylabel(f"bits of each of {facts:,} facts" if facts else f"validation loss, {UNIT}")
     if facts:
-        # before subjects and relations are known to be random, the sum is below 0
+        # early in training, subjects and relations cost more than log2(facts): bits are below 0
         axes.set_ylim(0, math.log2(OBJECTS))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -209,14 +209,14 @@ def plot_losses(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = command_parser(__doc__)
     add_named_files(parser, "--log", "logs")
-    help_text = "what is drawn across (updates)"
+    help_text = "x axis (updates)"
     parser.add_argument(
         "--against", choices=(UPDATES, TIME, TRAINING_LOSS), default=UPDATES, help=help_text
     )
-    help_text = "how many facts were learned: draw the bits of each that are known"
+    help_text = "number of facts that were learned: draw the known bits per fact"
     parser.add_argument("--facts", type=int, metavar="N", help=help_text)
     add_output_options(parser, "losses", device=False)
     parsed = parser.parse_args(arguments)

@@ -1,1 +1,1 @@
-"""Commands that make data for fairseq from published and own texts."""
+"""Commands that prepare published texts, or your own, for fairseq."""

@@ -1,4 +1,4 @@
-"""Where published texts come from: downloads with checksums, and the files in archives."""
+"""Download published texts, verify their checksums, and unpack archives."""
 
 import argparse
 import lzma
@@ -15,18 +15,18 @@ from typing import BinaryIO
 from scripts._shared.commands import short
 from scripts.prepare._stages import DOWNLOAD, existing
 
-# One of the hosts answers "forbidden" to Python's own name.
+# One of the hosts answers "forbidden" to Python's own user agent.
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
-# Seconds without an answer or a byte after which a mirror is given up.
+# Seconds to wait for an answer or for further bytes before giving up a mirror.
 TIMEOUT = 30.0
-# What the readers of archives raise where one ends or is changed.
+# Exceptions of the archive readers for truncated or damaged files.
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
 
 
 def add_source_options(parser: argparse.ArgumentParser, files: str) -> None:
-    """Add --from and --mirror, which exclude each other, for the files that are downloaded."""
+    """Add --from and --mirror, which exclude each other, for the files to download."""
     group = parser.add_mutually_exclusive_group()
-    text = f"{files}, or a folder that has them, in place of downloads"
+    text = f"{files}, or a folder with them, instead of downloading"
     group.add_argument("--from", dest="source", type=existing, metavar="FILE", help=text)
     group.add_argument(
         "--mirror",
@@ -44,9 +44,9 @@ class Archive:
 
     Args:
         place: its URL without the protocol.
-        members: names of the texts, which may lie in any folder of it; its own if it is a text.
-        checksum: ALGORITHM:DIGITS of the file, None where none is known.
-        text_checksum: that of its only text.
+        members: names of the texts, in any folder of it; the file's own name if it is a text.
+        checksum: ALGORITHM:DIGITS of the file, None if unknown.
+        text_checksum: checksum of its only text.
     """
 
     place: str
@@ -60,49 +60,49 @@ class Archive:
         return self.place.rpartition("/")[2]
 
     def path(self, options: argparse.Namespace) -> Path:
-        """The file of --from, or downloaded into the folder --output."""
+        """Return the file that --from gives, or download it into the --output folder."""
         if not options.source:
             folder = self.place.rpartition("/")[0]
             mirrors = [*options.mirrors, f"https://{folder}", f"http://{folder}"]
             return download(self.name, mirrors, self.checksum, options.output / DOWNLOAD)
         path = options.source / self.name if options.source.is_dir() else options.source
         if not path.is_file():
-            raise ValueError(f"--from {short(path)} is no file: give what was published")
+            raise ValueError(f"--from {short(path)} is not a file: give the published file")
         check(path, self.checksum, f"--from {short(path)}")
         return path
 
     def unpack(self, options: argparse.Namespace, folder: Path) -> list[Path]:
-        """Write its texts to a folder; return them in its order."""
+        """Write the texts to a folder; return their paths in the order of the archive."""
         path = self.path(options)
         try:
             texts = extract(path, self.members, folder)
             check(texts[0], self.text_checksum, f"{short(path)}: the text")
             return texts
         except ValueError:
-            # a mirror may have sent anything
+            # without a checksum, a mirror may have sent anything
             if not options.source and not self.checksum:
                 path.unlink()
             raise
 
 
 def check(path: Path, checksum: str | None, label: str) -> None:
-    """Raise ValueError, naming label, when a file has another checksum than a known one."""
+    """Raise ValueError, naming label, if the checksum is known and the file has another."""
     import pooch
 
     algorithm, _, known = (checksum or "").partition(":")
     if known and (found := pooch.file_hash(str(path), algorithm)) != known:
         raise ValueError(
             f"{label} has {algorithm} {found}, the published one is {known}: it is truncated, "
-            "damaged or another edition, get it anew"
+            "damaged or another edition, get it again"
         )
 
 
 def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Path) -> Path:
-    """Path of a file in a folder, downloaded from the first of the mirrors that has it."""
+    """Download a file to a folder from the first mirror that has it; return its path."""
     import pooch
     import requests
 
-    # what it logs is printed here
+    # this function prints the URLs itself
     pooch.get_logger().setLevel("WARNING")
     receive = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(), headers={"User-Agent": USER_AGENT}, timeout=TIMEOUT
@@ -114,16 +114,16 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
         try:
             return Path(pooch.retrieve(url, checksum, name, folder, downloader=receive))
         except (requests.RequestException, ValueError) as error:
-            # pooch's message of another checksum has several lines
+            # pooch's message for a wrong checksum has several lines
             reasons.append(f"{url}: {' '.join(str(error).split())}")
     raise ValueError(
-        f"{name} cannot be downloaded: {'; '.join(reasons)}: look after the connection, name "
+        f"{name} cannot be downloaded: {'; '.join(reasons)}: check the connection, give "
         "another place with --mirror URL, or get the file yourself and give it with --from"
     )
 
 
 def files_in(path: Path, names: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]:
-    """Each file of a zip or tar by its name; where there is one name, it may be the file's own."""
+    """Yield each file of a zip or tar with its name, or a plain file with the only name given."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
@@ -137,7 +137,7 @@ def files_in(path: Path, names: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]
 
 
 def extract(path: Path, names: Sequence[str], folder: Path) -> list[Path]:
-    """Write the named files of an archive to a folder; return them in its order."""
+    """Write the named files of an archive to a folder; return their paths in archive order."""
     found = []
     try:
         for name, source in files_in(path, names):
@@ -147,11 +147,11 @@ def extract(path: Path, names: Sequence[str], folder: Path) -> list[Path]:
                 found.append(folder / name)
     except DAMAGE as error:
         raise ValueError(
-            f"{short(path)} is a truncated or damaged archive ({error}): get it anew"
+            f"{short(path)} is a truncated or damaged archive ({error}): get it again"
         ) from error
     if missing := sorted(set(names).difference(path.name for path in found)):
         raise ValueError(
             f"{short(path)} lacks {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: "
-            "give it as it was published"
+            "give the published file"
         )
     return found

@@ -1,4 +1,4 @@
-"""Texts line by line: reading them, and writing what several processes make of each line."""
+"""Read texts line by line, and write lines that several processes have worked on."""
 
 import argparse
 import gzip
@@ -17,22 +17,22 @@ from tqdm import tqdm
 
 from scripts._shared.commands import end_with_parent, short
 
-# Lines that a process gets at once: enough to outweigh their way to it and back.
+# Lines sent to a worker process at once; large enough that the transfer costs little.
 CHUNK = 1000
-# Chunks for each process that are read ahead; more would only fill the memory.
+# Chunks read ahead for each process; more would only fill the memory.
 AHEAD = 8
-# Each process of fairseq holds the dictionary.
+# Largest default of --workers: each process of fairseq holds the dictionary.
 MOST_WORKERS = 16
-# Progress bar that is drawn on terminals only.
+# Progress bar, drawn on terminals only.
 progress = partial(tqdm, unit_scale=True, disable=None)
 
-# What is done with some lines: as many come out.
+# A function from a list of lines to a list of the same length.
 Work = Callable[[list[str]], list[str]]
 _work: Work
 
 
 def add_workers_option(parser: argparse.ArgumentParser) -> None:
-    """Add --workers, by default one for each core."""
+    """Add --workers, by default one for each core, up to MOST_WORKERS."""
     workers = min(os.cpu_count() or 1, MOST_WORKERS)
     parser.add_argument(
         "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
@@ -40,14 +40,14 @@ def add_workers_option(parser: argparse.ArgumentParser) -> None:
 
 
 def open_text(path: Path) -> BinaryIO:
-    """Bytes of a text, which is compressed if its name ends with .gz."""
+    """Open a text for reading bytes, decompressed if its name ends with .gz."""
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 text, compressed if its name ends with .gz, without what ends them.
+    """Yield the lines of a UTF-8 text without line ends, decompressed if its name ends with .gz.
 
-    Only a newline ends a line, after a carriage return or not. A byte-order mark is left out.
+    Only a newline, or carriage return and newline, ends a line. A byte-order mark is left out.
     """
     number = 0
     try:
@@ -56,24 +56,24 @@ def read_lines(path: Path) -> Iterator[str]:
                 if b"\0" in line:
                     raise ValueError(
                         f"{short(path)}, line {number}: there is a zero byte, as in UTF-16 or in "
-                        "what is no text: convert the file to UTF-8 or remove the byte"
+                        "binary files: convert the file to UTF-8 or remove the byte"
                     )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{short(path)}, line {number}: byte {error.start + 1} of the line is no UTF-8 text "
-            f"({error.reason}): convert the file to UTF-8 or mend the line"
+            f"{short(path)}, line {number}: byte {error.start + 1} of the line is not UTF-8 "
+            f"({error.reason}): convert the file to UTF-8 or fix the line"
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"{short(path)}, after line {number}: the file is truncated, damaged or not gzip's "
-            f"({error}): get it anew"
+            f"{short(path)}, after line {number}: the file is truncated, damaged or not a gzip "
+            f"file ({error}): get it again"
         ) from error
 
 
 def _start_process(make: Callable[[], Work], parent: int) -> None:
-    """Begin a process of in_processes, which ends with its parent and not by Ctrl-C."""
+    """Set up a worker process, which ends with its parent and not at Ctrl-C."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent, signal.SIGKILL)
@@ -81,17 +81,17 @@ def _start_process(make: Callable[[], Work], parent: int) -> None:
 
 
 def _work_on(lines: list[str]) -> list[str]:
-    """Result of the work of this process on some lines."""
+    """Apply the function of this process to lines."""
     return _work(lines)
 
 
 def in_processes(
     lines: Iterable[str], make: Callable[[], Work], workers: int
 ) -> Iterator[list[str]]:
-    """What the work makes of each chunk of lines, in order.
+    """Yield the result of the work on each chunk of lines, in order.
 
-    ``make`` is called once in each process; with one worker that is this process. The workers of
-    sacremoses hold the whole text in memory, those of subword-nmt lose lines when one fails.
+    ``make`` is called once in each process; with one worker, in this process. The workers of
+    sacremoses would hold the whole text in memory; subword-nmt's lose lines when one fails.
     """
     remaining = iter(lines)
     chunks = iter(lambda: list(islice(remaining, CHUNK)), [])
@@ -105,7 +105,7 @@ def in_processes(
                 yield from pool.map(_work_on, batch)
     except BrokenProcessPool as error:
         raise ValueError(
-            f"--workers {workers}: one of the processes was killed, most likely for want of "
+            f"--workers {workers}: one of the processes was killed, most likely for lack of "
             "memory: give fewer"
         ) from error
 
@@ -117,7 +117,7 @@ def write_lines(
     workers: int,
     description: str,
 ) -> dict[str, int]:
-    """Write what the work makes of each line; return how many lines and words, between blanks."""
+    """Write the result of the work on each line; return the number of lines and of words."""
     sizes = {"lines": 0, "words": 0}
     with (
         target.open("w", encoding="utf-8", newline="\n") as file,

@@ -1,4 +1,4 @@
-"""Published texts of language modelling: words line by line, or one text byte by byte."""
+"""Published language modeling texts: words line by line, or one text byte by byte."""
 
 import argparse
 import shutil
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 NEWLINE = 10
-# fairseq's own tasks copy a whole item each time they touch it: text without lines is cut.
+# Tokens per item of a text without lines: fairseq's own tasks copy a whole item at each access.
 ITEM = 4096
 
 
 @dataclass(frozen=True)
 class Words:
-    """A data set of words, each line ended by </s>.
+    """A data set of words; each line ends with </s>.
 
     Args:
-        archives: which have its texts.
-        splits: the part of each text.
+        archives: published files with its texts.
+        splits: the part of each text, by file name.
         vocabulary: number of symbols, as published.
-        unlisted: how many of them are not words of dict.txt, such as <unk> and the end of line.
+        unlisted: number of those that are not in dict.txt, such as <unk> and the end of line.
         threshold: words seen less often in training become <unk>.
-        ascii_blanks: only ASCII blanks separate words, and only newlines separate lines.
+        ascii_blanks: only ASCII whitespace separates words, and only newlines separate lines.
     """
 
     archives: Sequence[Archive]
@@ -52,7 +52,7 @@ class Words:
     ascii_blanks: bool = False
 
     def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
-        """Fill the folder for fairseq from the texts; return vocabulary and splits."""
+        """Binarize the texts into a folder; return the vocabulary size and the splits' sizes."""
         texts = {part: raw[0].with_name(f"{part}.txt") for part in SPLITS}
         newline = "\n" if self.ascii_blanks else None
         for path in raw:
@@ -78,18 +78,18 @@ class Words:
 
 @dataclass(frozen=True)
 class Characters:
-    """A data set that is one text, split by position, each byte a token.
+    """A data set that is one text, split by position; each byte is a token.
 
-    Newlines in one of two conventions, whose bits per character do not compare:
-    drop    they are left away, as in the Transformer-XL code
-    eos     each is one </s>, as in the adaptive-span and all-attention code; a split that ends
-            within a line gets a </s> there too, as those and fairseq-preprocess do
+    There are two conventions for newlines, whose bits per character are not comparable:
+    drop    remove them, as in the Transformer-XL code
+    eos     replace each by </s>, as in the adaptive-span and all-attention code; a split that ends
+            within a line gets a </s> there, too, as in these and with fairseq-preprocess
 
     Args:
-        archives: the one that has its text.
+        archives: the published file with its text.
         vocabulary: number of different bytes, as published.
-        has_newlines: so that one of the two conventions has to be chosen.
-        symbols: of characters in dict.txt; None where each byte has its number.
+        has_newlines: whether a convention for newlines has to be chosen.
+        symbols: replacements of characters in dict.txt; None to write bytes as numbers.
         sizes: number of bytes of train, valid and test, in the order of the text.
     """
 
@@ -100,7 +100,7 @@ class Characters:
     sizes: tuple[int, ...] = (90_000_000, 5_000_000, 5_000_000)
 
     def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
-        """Fill the folder for fairseq from the text; return vocabulary and splits."""
+        """Binarize the text into a folder; return the vocabulary size and the splits' sizes."""
         import numpy as np
         from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
@@ -114,12 +114,12 @@ class Characters:
             for byte in found
             if byte != NEWLINE or not options.newlines
         }
-        # The originals count all splits; a symbol that training lacks comes last.
+        # the original codes count all splits; here a symbol that training lacks comes last
         dictionary = make_dictionary(
             {symbol: int(counts[0][byte]) for byte, symbol in symbols.items()}, options.srcdict
         )
         dictionary.save(str(folder / "dict.txt"))
-        # Newlines are </s>.
+        # newlines have no symbol of their own
         table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
         for byte, symbol in symbols.items():
             table[byte] = dictionary.index(symbol)
@@ -128,21 +128,21 @@ class Characters:
             tokens = write_tokens(str(folder / split), part, table, options.newlines)
             sizes[split] = {"bytes": len(part), "tokens": tokens, "unknown": 0}
         write_units(folder, "characters" if self.symbols else "bytes", symbols=self.symbols or {})
-        # </s> is a symbol of the text where newlines are.
+        # with --newlines eos, </s> is a symbol of the text
         return {"vocabulary": len(symbols) + (options.newlines == "eos"), "splits": sizes}
 
 
 def count_bytes(text: "np.ndarray") -> "np.ndarray":
-    """How often each byte occurs, (256,)."""
+    """Count how often each byte occurs, (256,)."""
     import numpy as np
 
-    # numpy counts in numbers of eight bytes
+    # in pieces: np.bincount converts its input to eight bytes a number
     pieces = (text[i : i + 2**20] for i in range(0, len(text), 2**20))
     return sum(np.bincount(piece, minlength=256) for piece in pieces)
 
 
 def make_dictionary(counts: Mapping[str, int], srcdict: Path | None) -> "Dictionary":
-    """Dictionary of srcdict, which must have all the symbols, or of them by falling count."""
+    """Load srcdict, which must have all symbols, or make a dictionary of them sorted by count."""
     from fairseq.data import Dictionary
 
     if srcdict is None:
@@ -156,13 +156,13 @@ def make_dictionary(counts: Mapping[str, int], srcdict: Path | None) -> "Diction
         raise ValueError(
             f"--srcdict {short(srcdict)} lacks {len(missing)} of the text's {len(counts)} "
             f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this "
-            "data set, or leave the option away for a new one"
+            "data set, or leave the option out for a new one"
         )
     return dictionary
 
 
 def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
-    """Write PREFIX.bin and PREFIX.idx with the token of each byte (N,) in table (256,).
+    """Write PREFIX.bin and PREFIX.idx: the tokens of bytes (N,), looked up in table (256,).
 
     Returns the number of tokens.
     """
@@ -174,7 +174,7 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
     if newlines == "drop":
         text = text[text != NEWLINE]
     table[text].tofile(data_file_path(prefix))
-    # An item is a line with its </s> where newlines have one, else any piece.
+    # with --newlines eos an item is a line with its </s>, otherwise a piece of ITEM tokens
     ends = np.arange(ITEM, len(text), ITEM)
     if newlines == "eos":
         ends = np.flatnonzero(text[:-1] == NEWLINE) + 1
@@ -184,17 +184,17 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
 
 
 def check_vocabulary(found: int, published: int) -> None:
-    """Raise ValueError when the number of symbols of a text is not the published one."""
+    """Raise ValueError if the number of symbols of a text is not the published one."""
     if found != published:
         raise ValueError(
             f"the text has a vocabulary of {found:,} symbols, the published one has "
-            f"{published:,}: figures would not compare with published ones, get the data anew, or "
-            "for another dictionary of words give --srcdict"
+            f"{published:,}: results would not compare with published ones; get the data again, or "
+            "give --srcdict for another dictionary of words"
         )
 
 
 def prepare(data_set: Words | Characters, name: str, options: argparse.Namespace) -> None:
-    """Make the folder of --output, or do nothing if it is there."""
+    """Make the --output folder, unless it is complete already."""
     check_at_least(1, workers=options.workers)
     settings = {"data_set": name, "newlines": options.newlines}
     stages = Stages(options.output, {**settings, "srcdict": file_digest(options.srcdict)})
@@ -211,7 +211,7 @@ def prepare(data_set: Words | Characters, name: str, options: argparse.Namespace
 
 
 def run(data_set: Words | Characters, description: str, arguments: list[str] | None = None) -> int:
-    """Command line of a data set, with the docstring of its module; returns its exit status."""
+    """Run the command of a data set, given its module's docstring; return the exit status."""
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(newlines=None, workers=1)
@@ -221,7 +221,7 @@ def run(data_set: Words | Characters, description: str, arguments: list[str] | N
         if isinstance(data_set, Words):
             add_workers_option(parser)
         elif data_set.has_newlines:
-            text = "leave newlines away, as the Transformer-XL code does, or make each one </s>"
+            text = "drop newlines, as the Transformer-XL code does, or make each one </s>"
             parser.add_argument("--newlines", choices=("drop", "eos"), required=True, help=text)
 
     name = description.partition(",")[0]

@@ -1,8 +1,8 @@
-"""A prepared folder and its stages, each a folder that is made whole or is not there.
+"""Stages of a preparation, each a folder that is either complete or absent.
 
-OUTPUT/NAME               a finished stage; its stage.json has the options that made it, its sizes
-OUTPUT/NAME.partial-PID   a stage at work; the next run removes what a killed one left
-OUTPUT/download           archives, until all is done
+OUTPUT/NAME               a finished stage; stage.json in it has the options and the result
+OUTPUT/NAME.partial-PID   a stage in progress; the next run removes what a killed run left
+OUTPUT/download           archives, removed at the end
 OUTPUT/preparation.json   options and sizes, written last
 """
 
@@ -25,12 +25,12 @@ RECORD, DOWNLOAD = "stage.json", "download"
 
 
 def resolved(path: str) -> Path:
-    """Absolute path that an option names."""
+    """Return the absolute path that an option names."""
     return Path(path).resolve()
 
 
 def existing(path: str) -> Path:
-    """Absolute path of the file or folder that an option names; argparse names the option."""
+    """Return the absolute path of a readable file or folder; argparse names the option."""
     if not os.access(path, os.R_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be read: give a file or folder that can")
     return resolved(path)
@@ -42,7 +42,7 @@ def run_preparation(
     prepare: Callable[[argparse.Namespace], None],
     arguments: list[str] | None = None,
 ) -> int:
-    """Command line of a preparation, with the docstring of its module; returns its exit status."""
+    """Run the command of a preparation, given its module's docstring; return the exit status."""
     parser = command_parser(description)
     text = "folder of the result; fairseq reads DIR/bin"
     parser.add_argument("--output", type=resolved, required=True, metavar="DIR", help=text)
@@ -52,7 +52,7 @@ def run_preparation(
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Digest of the names, sizes and modification times of files."""
+    """Return a digest of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for path in files:
         status = path.stat()
@@ -61,16 +61,16 @@ def fingerprint(files: Iterable[Path]) -> str:
 
 
 def file_digest(path: Path | None) -> str | None:
-    """SHA-256 of a file, if one is given."""
+    """Return the SHA-256 of a file; None if no file is given."""
     return path and hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class Stages:
-    """The stages of a preparation in the folder --output.
+    """The stages of a preparation in the --output folder.
 
     Args:
         output: the folder.
-        settings: options and inputs of all stages, by the options' names.
+        settings: options and inputs of all stages, by option name.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Stages:
         self.settings = dict(settings)
 
     def recorded(self, name: str) -> Any:
-        """Result of a finished stage; raises ValueError if it was made with other settings."""
+        """Return the result of a finished stage; raise ValueError if it had other settings."""
 
         def made(folder: Path) -> dict[str, Any]:
             return json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -94,17 +94,17 @@ class Stages:
                 raise ValueError(
                     f"--output {short(self.output)}: {name} was made with another --{option} "
                     f"({record['settings'].get(option)}, now {value}): give another folder, or "
-                    f"remove {', '.join(stale)} to have this made again"
+                    f"remove {', '.join(stale)} to make it again"
                 )
         return record["result"]
 
     def run(self, name: str, work: Callable[[Path], Any], settings: Mapping[str, Any] = {}) -> Any:
-        """Result of a stage: as recorded if it is complete, else made now.
+        """Return the recorded result of a stage, or make the stage if it is not complete.
 
         Args:
-            name: of the folder.
-            work: fills the new folder that it gets; returns what to record, as JSON has it.
-            settings: that change this stage and those after it.
+            name: name of the folder.
+            work: fills the new folder passed to it; returns the result to record as JSON.
+            settings: options that change this stage and those after it.
         """
         self.settings |= settings
         folder = self.output / name
@@ -118,7 +118,7 @@ class Stages:
                 "it or give another folder"
             )
         print(f"{name}: at work", flush=True)
-        # a killed run's child may still write to its own
+        # with the process id: a child of a killed run may still write to that run's folder
         partial = self.output / f"{name}.partial-{os.getpid()}"
         try:
             for left in self.output.glob(f"{name}.partial-*"):
@@ -136,7 +136,7 @@ class Stages:
         return result
 
     def finish(self, description: Mapping[str, Any]) -> None:
-        """Write and print what was made, and remove the archives."""
+        """Write and print preparation.json, and remove the archives."""
         shutil.rmtree(self.output / DOWNLOAD, ignore_errors=True)
         content = {**self.settings, **description}
         write_json(self.output / "preparation.json", content)

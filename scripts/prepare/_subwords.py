@@ -1,10 +1,10 @@
-"""Texts to words, by Moses or by their blanks, and words to units of byte pair encoding.
+"""Split texts into words, by Moses or at whitespace, and words into units of byte pair encoding.
 
-Moses tokens are escaped (``&`` is ``&amp;``, ``<`` is ``&lt;``), so that none is taken for a
-special symbol of fairseq; sacremoses' MosesDetokenizer undoes that.
+Moses tokens are escaped (``&`` is ``&amp;``, ``<`` is ``&lt;``), so that fairseq takes no token for
+a special symbol; sacremoses' MosesDetokenizer undoes that.
 
-Of the units of a word (Sennrich et al. 2016) all but the last end with ``@@``: with ``@@ `` removed
-(fairseq's --remove-bpe) they are the word again.
+All units of a word but the last end with ``@@`` (Sennrich et al. 2016); removing ``@@ `` (fairseq's
+--remove-bpe) restores the words.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from pathlib import Path
 from scripts._shared.commands import short
 from scripts.prepare._lines import Work, add_workers_option, progress, read_lines, write_lines
 
-# Symbols of fairseq that no text may have. <unk> as a word is what it is to fairseq.
+# Symbols of fairseq that no text may contain. The word <unk> may occur: fairseq reads it as <unk>.
 SPECIAL = ("<s>", "</s>", "<pad>")
 VERSION = "#version: 0.2"
-# Words that subword-nmt remembers at most; a large text would fill the memory with rare ones.
+# Most words in the cache of subword-nmt; a large text would fill the memory with rare words.
 REMEMBERED = 2**20
 
 
@@ -35,13 +35,13 @@ def add_subword_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_language(language: str, option: str = "language") -> None:
-    """Raise ValueError when Moses has no rules for a language: sacremoses would take English's."""
+    """Raise ValueError for a language without Moses rules: sacremoses would use English's."""
     from sacremoses.corpus import NonbreakingPrefixes
 
     known = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in known:
         raise ValueError(
-            f"--{option} {language} is none that sacremoses has rules for: give one of "
+            f"--{option} is {language}, for which sacremoses has no rules: give one of "
             f"{', '.join(known)}"
         )
 
@@ -49,10 +49,10 @@ def check_language(language: str, option: str = "language") -> None:
 def moses_tokenizer(
     language: str, normalize: bool = False, aggressive_hyphens: bool = False
 ) -> Work:
-    """Function from lines to lines of Moses tokens with one space between two.
+    """Return a function from lines to lines of Moses tokens, separated by single spaces.
 
-    With normalize punctuation is made uniform first, as Moses' normalize-punctuation does; with
-    aggressive_hyphens words are split at hyphens, each of which is then the token ``@-@``.
+    With normalize, it makes punctuation uniform first, as Moses' normalize-punctuation does; with
+    aggressive_hyphens, it splits words at hyphens, which become the token ``@-@``.
     """
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
@@ -69,10 +69,10 @@ def moses_tokenizer(
 
 
 def split_words(line: str, place: str, subwords: bool = False) -> str:
-    """Words of a line, which blanks of any kind separate, with one space between two.
+    """Split a line at whitespace of any kind; return the words, separated by single spaces.
 
-    Raises ValueError, naming the place, when one is a special symbol of fairseq, or with subwords
-    could have a unit that is.
+    Raises ValueError, naming the place, if a word is a special symbol of fairseq or, with subwords,
+    contains one, which could become a unit.
     """
     words = line.split()
     found = [word for word in SPECIAL if word in words]
@@ -88,15 +88,15 @@ def split_words(line: str, place: str, subwords: bool = False) -> str:
 
 
 def learn(sources: Sequence[Path], size: int, codes: Path) -> None:
-    """Learn codes from texts of words jointly and write a new file of them.
+    """Learn BPE codes from several tokenized texts jointly and write them to a new file.
 
-    They are fewer than asked for where no further pair is in the texts twice.
+    There are fewer than ``size`` if no further pair occurs twice.
     """
     from subword_nmt.learn_bpe import learn_bpe
 
     lines = chain.from_iterable(map(read_lines, sources))
     learned = io.StringIO()
-    # It draws its progress bar in a log, too, and fails where there is no pair at all.
+    # learn_bpe prints a progress bar even to a log, and raises ValueError if there are no pairs
     with (
         nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()),
         suppress(ValueError),
@@ -104,26 +104,26 @@ def learn(sources: Sequence[Path], size: int, codes: Path) -> None:
         learn_bpe(progress(lines, desc="count words", unit=" lines"), learned, size)
     if learned.getvalue().count("\n") < 2:
         raise ValueError(
-            f"{', '.join(map(short, sources))}: no two characters follow each other twice within "
+            f"{', '.join(map(short, sources))}: no pair of characters occurs twice within "
             "words, so there are no codes to learn: give more text"
         )
     codes.write_text(learned.getvalue(), encoding="utf-8", newline="\n")
 
 
 def check_codes(path: Path) -> int:
-    """Number of merges in a file of codes; raises ValueError for another file."""
+    """Return the number of merges in a file of BPE codes; raise ValueError for any other file."""
     first, *pairs = list(read_lines(path)) or [""]
     wrong = [pair for pair in pairs if len(pair.split(" ")) != 2]
     if first != VERSION or not pairs or wrong:
         raise ValueError(
-            f"{short(path)} is no file of codes: give one that begins with {VERSION!r} and has a "
-            "pair of units on each further line, as subword-nmt writes it"
+            f"{short(path)} is not a file of codes: give one that begins with {VERSION!r} and has "
+            "a pair of units on each further line, as subword-nmt writes it"
         )
     return len(pairs)
 
 
 def subword_units(codes: Path) -> Work:
-    """Function from lines of words to lines of their units."""
+    """Return a function from lines of words to lines of their units."""
     from subword_nmt.apply_bpe import BPE
 
     with codes.open(encoding="utf-8-sig") as file:
@@ -138,7 +138,7 @@ def subword_units(codes: Path) -> Work:
 
 
 def _words(path: Path) -> Iterator[str]:
-    """Lines of a text of words; raises ValueError when a word's units would not show its end."""
+    """Yield the lines of a tokenized text; raise ValueError for a word that ends with @@."""
     for number, line in enumerate(read_lines(path), 1):
         if "@@ " in f"{line} ":
             raise ValueError(
@@ -155,9 +155,9 @@ def make_units(
     options: argparse.Namespace,
     target: Path,
 ) -> int:
-    """Learn codes from the texts that train, unless --bpe-codes gives them; write the units of all.
+    """Learn codes from the training texts, unless --bpe-codes is given; write all texts as units.
 
-    The names are those of the texts in both folders. Returns the number of merges.
+    ``names`` are the texts' file names in both folders. Returns the number of merges.
     """
     codes = target / "codes"
     if given := getattr(options, "bpe_codes", None):

@@ -3,9 +3,9 @@
     python -m scripts.prepare.enwik8 --output data/enwik8 --newlines eos
 
 The first 90 million bytes train, the next 5 validate, the last 5 test. Symbols are the decimal
-values of the bytes. The newline is left away (--newlines drop, as the Transformer-XL code does) or
-is </s> (--newlines eos, as the adaptive-span and all-attention code does; a split that ends within
-a line gets a last </s> there too). Bits per character of the two conventions do not compare.
+values of the bytes. Newlines are removed (--newlines drop, as in the Transformer-XL code) or become
+</s> (--newlines eos, as in the adaptive-span and all-attention code; a split that ends within a
+line gets a final </s>, too). Bits per character of the two conventions are not comparable.
 """
 
 import sys

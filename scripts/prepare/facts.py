@@ -1,13 +1,13 @@
-"""Random facts to be learned by heart, made on the spot and binarized for fairseq.
+"""Random facts to memorize, generated and binarized for fairseq.
 
     python -m scripts.prepare.facts --facts 65536 --output DATA
 
-A fact is a line of four symbols: two name the subject, one the relation, one the object, which is
-drawn from 256. There is one fact for each subject and relation. So of N facts the first three
-symbols of a line take log2(N) bits, which nobody can know before, and the object 8, which can only
-be learned by heart. The training part, each fact once, also validates.
+A fact is a line of four symbols: two name the subject, one the relation, and one the object, which
+is drawn from 256. There is one fact for each subject and relation. With N facts, the first three
+symbols of a line have log2(N) bits, which cannot be predicted, and the object has 8 bits, which can
+only be memorized. The training part, each fact once, is also the validation part.
 
-OUTPUT/text/facts.txt     a fact a line
+OUTPUT/text/facts.txt     one fact per line
 OUTPUT/bin                the same, binarized
 OUTPUT/preparation.json   options and sizes
 """
@@ -27,7 +27,7 @@ SYMBOLS = 4
 
 
 def names_of(facts: int) -> int:
-    """How many symbols name a subject in each of its two places."""
+    """Return the number of different symbols for each of the two names of a subject."""
     names = math.isqrt(max(0, facts) // RELATIONS)
     if names == 0 or RELATIONS * names**2 != facts:
         raise ValueError(
@@ -37,9 +37,9 @@ def names_of(facts: int) -> int:
 
 
 def draw_facts(facts: int, seed: int) -> list[str]:
-    """The facts in the order of subjects and relations."""
+    """Return the facts, drawn with a seed, in the order of subjects and relations."""
     names = names_of(facts)
-    # of the draws only random() is promised to be the same in every version of Python
+    # only random() is guaranteed to draw the same in every version of Python
     draw = random.Random(f"{seed} facts")
     return [
         f"a{first} b{second} r{relation} o{int(draw.random() * OBJECTS)}"
@@ -50,7 +50,7 @@ def draw_facts(facts: int, seed: int) -> list[str]:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Make the folder of --output, or do nothing if it is there."""
+    """Make the --output folder, unless it is complete already."""
     lines = draw_facts(options.facts, options.seed)
     stages = Stages(options.output, {"facts": options.facts, "seed": options.seed})
 
@@ -71,11 +71,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
     add("--facts", type=int, required=True, metavar="N", help="16 times a square number")
-    add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
+    add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     return run_preparation(__doc__, add_options, prepare, arguments)
 
 

@@ -2,10 +2,10 @@
 
     python -m scripts.prepare.lm1b --output data/lm1b
 
-The 99 training shards train; of the heldout shards number 0 tests and number 1 validates. Each
-sentence ends with </s>; words seen fewer than 3 times in training become <unk>. Only ASCII blanks
-separate words: another blank within a word, where fairseq would cut it, is written as U+2423.
-It takes 20 GB of disk while at work, about 4 GB of memory, and more than an hour on few cores.
+The training part is the 99 training shards, validation is heldout shard 1, test is heldout shard 0.
+Each sentence ends with </s>; words seen fewer than 3 times in training become <unk>. Only ASCII
+whitespace separates words: other whitespace in a word, where fairseq would split it, is written as
+U+2423. It needs 20 GB of disk while it runs, 4 GB of memory, and more than an hour on few cores.
 """
 
 import sys

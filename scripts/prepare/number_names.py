@@ -1,14 +1,14 @@
-"""Parallel texts of number names in English and German, made on the spot.
+"""Generated parallel texts of number names in English and German.
 
     python -m scripts.prepare.number_names --output quickstart/numbers
 
 German writes a number as one word, with the ones before the tens: "twenty-one thousand, three
-hundred and five" is "einundzwanzigtausenddreihundertfünf". Two numbers stand in a short sentence,
-since BLEU counts sequences of four words; some of the sentences have another order in German. As
-many numbers of each length from 1 to 6 digits are drawn. Every number belongs to one part: none
-that validates or tests is in the training part.
+hundred and five" is "einundzwanzigtausenddreihundertfünf". Each short sentence has two numbers,
+since BLEU counts sequences of four words; some sentences have another word order in German. Numbers
+of 1 to 6 digits are drawn, each length as often as the others. Each number belongs to one part, so
+no number of the validation or test part is in the training part.
 
-OUTPUT/text/{train,valid,test}.{en,de}    a sentence a line, for scripts.prepare.translation
+OUTPUT/text/{train,valid,test}.{en,de}    one sentence per line, for scripts.prepare.translation
 OUTPUT/preparation.json                   options
 """
 
@@ -35,21 +35,21 @@ SENTENCES = (
     ("add {small} to {large}", "zähle {small} zu {large} hinzu"),
     ("subtract {small} from {large}", "ziehe {small} von {large} ab"),
 )
-# Of this many numbers one validates and one tests.
+# One in this many numbers belongs to the validation part, and one to the test part.
 SHARE = 20
 
 
 def part_of(number: int, seed: int) -> str:
-    """Part that a number belongs to."""
-    # Whatever is drawn, and in whatever order.
+    """Return the part that a number belongs to."""
+    # a hash, so that the part does not depend on which numbers are drawn before
     digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
     return {0: "valid", 1: "test"}.get(int.from_bytes(digest[:8], "big") % SHARE, "train")
 
 
 def numbers(part: str, seed: int) -> Iterator[int]:
-    """Numbers of a part without end, each length as likely as another."""
+    """Yield numbers of a part without end, each length as likely as another."""
     draw = random.Random(f"{seed} {part}")
-    # Of the draws only random() is promised to be the same in every version of Python.
+    # only random() is guaranteed to draw the same in every version of Python
     while True:
         digits = 1 + int(draw.random() * DIGITS)
         number = int((1 + 9 * draw.random()) * 10 ** (digits - 1))
@@ -59,14 +59,14 @@ def numbers(part: str, seed: int) -> Iterator[int]:
 
 @cache
 def name(number: int, language: str) -> str:
-    """Name of a number."""
+    """Return the name of a number."""
     from num2words import num2words
 
     return num2words(number, lang=language)
 
 
 def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Different sentences of a part in English and German."""
+    """Yield different sentences of a part in English and German."""
     drawn = numbers(part, seed)
     which = random.Random(f"{seed} {part} sentences")
     seen = set()
@@ -83,7 +83,7 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Make the folder of --output, or do nothing if it is there."""
+    """Make the --output folder, unless it is complete already."""
     counts = {part: getattr(options, part) for part in SPLITS}
     check_at_least(1, **counts)
     stages = Stages(options.output, {**counts, "seed": options.seed})
@@ -105,11 +105,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
         text = f"sentences of the {part} part (default: %(default)s)"
         add(f"--{part}", type=int, default=count, metavar="N", help=text)
-    add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
+    add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     return run_preparation(__doc__, add_options, prepare, arguments)
 
 

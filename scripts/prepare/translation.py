@@ -4,20 +4,20 @@ r"""Parallel texts in Moses tokens and joint BPE units for fairseq's translation
         --train raw/europarl raw/news --valid raw/dev --test raw/test2014 raw/test2013 \
         --output data/en-de
 
-Each PREFIX is a pair of raw texts PREFIX.en and PREFIX.de, or .en.gz and .de.gz, a sentence a line.
-Punctuation is made uniform and the texts are tokenized as Moses does both; the codes are learned on
-both sides of the training part; pairs that are empty on a side, too long or of too different
-lengths are removed from the training and validation parts, never from a test part. With several
---test the parts are test, test1 and so on.
+Each PREFIX is two raw texts, PREFIX.en and PREFIX.de or .en.gz and .de.gz, one sentence per line.
+Moses' rules normalize the punctuation and tokenize the texts; the codes are learned on both sides
+of the training part. Pairs with an empty side, too many units or too different lengths are
+removed from the training and validation parts, never from a test part. Several prefixes after
+--test give the parts test, test1 and so on.
 
-OUTPUT/references             test.{en,de} and so on as they were given, for detokenized sacreBLEU
+OUTPUT/references             test.{en,de} and so on, unchanged, for detokenized sacreBLEU
 OUTPUT/tokens, OUTPUT/bpe     {train,valid,test}.{en,de}, as Moses tokens and as units; bpe/codes
 OUTPUT/clean                  {train,valid}.{en,de}, the units of the pairs that are kept
 OUTPUT/bin                    dict.{en,de}.txt and {train,valid,test}.en-de.{en,de}.{bin,idx}
 OUTPUT/preparation.json       options and sizes
 
-Stages that are done are not done again; with another option the command names what to remove. Once
-it is done only bin, references and bpe/codes are needed.
+Finished stages are not repeated; after a change of options the command says what to remove. In the
+end only bin, references and bpe/codes are needed.
 """
 
 import argparse
@@ -40,19 +40,19 @@ from scripts.prepare._subwords import (
     moses_tokenizer,
 )
 
-# By part and language; several only of the training part.
+# Files by part and language; only the training part may have several.
 Files = Mapping[str, Mapping[str, Sequence[Path]]]
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")
 
 
 def option_of(part: str) -> str:
-    """Option that names a part: test, test1 and test2 are all of --test."""
+    """Return the option of a part: --test for test, test1 and test2."""
     return f"--{part.rstrip('0123456789')}"
 
 
 def find_files(languages: Sequence[str], parts: Mapping[str, Sequence[Path]]) -> Files:
-    """Files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz of the prefixes of each part."""
+    """Return the files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz for the prefixes of each part."""
 
     def find(part: str, prefix: Path, language: str) -> Path:
         plain = prefix.with_name(f"{prefix.name}.{language}")
@@ -61,7 +61,7 @@ def find_files(languages: Sequence[str], parts: Mapping[str, Sequence[Path]]) ->
                 return path
         raise ValueError(
             f"{option_of(part)} {short(prefix)}: there is no {plain.name} and no {plain.name}.gz: "
-            "give what the names of two files, one for each language, have before "
+            "give the prefix that the names of two files, one for each language, have before "
             f".{language}"
         )
 
@@ -72,7 +72,7 @@ def find_files(languages: Sequence[str], parts: Mapping[str, Sequence[Path]]) ->
 
 
 def copy_references(files: Files, target: Path) -> None:
-    """Write the raw texts of the parts that test, byte by byte but unpacked."""
+    """Copy the raw texts of the test parts, decompressed but otherwise unchanged."""
     for part, sides in files.items():
         if option_of(part) == "--test":
             for language, (path,) in sides.items():
@@ -81,16 +81,16 @@ def copy_references(files: Files, target: Path) -> None:
 
 
 def tokenize(files: Files, options: argparse.Namespace, target: Path) -> dict[str, dict]:
-    """Write the Moses tokens of each text; return pairs of each part, and words by language.
+    """Write the Moses tokens of each text; return each part's number of pairs and of words.
 
-    Raises ValueError when a text is empty, or the two sides of a part do not pair up.
+    Raises ValueError if a text is empty or the two sides of a part differ in length.
     """
     sizes: dict[str, dict] = {}
     for part, sides in files.items():
         pairs, sizes[part] = {}, {}
         for language, paths in sides.items():
             name = f"{part}.{language}"
-            # punctuation is made uniform
+            # True: normalize punctuation
             make = partial(moses_tokenizer, language, True, options.aggressive_hyphens)
             lines = chain.from_iterable(map(read_lines, paths))
             size = write_lines(lines, target / name, make, options.workers, f"tokenize {name}")
@@ -102,13 +102,13 @@ def tokenize(files: Files, options: argparse.Namespace, target: Path) -> dict[st
         if len(set(pairs.values())) > 1:
             found = ", ".join(f"{names} has {lines:,} lines" for names, lines in pairs.items())
             raise ValueError(
-                f"{option_of(part)}: {found}: give files whose lines are each other's translation"
+                f"{option_of(part)}: {found}: give files whose lines are translations of each other"
             )
     return sizes
 
 
 def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
-    """Why a pair of lines is removed; "kept" if it is not."""
+    """Return why a pair of lines is removed, or "kept" if it is not."""
     if not all(pair):
         return "empty"
     shorter, longer = sorted(line.count(" ") + 1 for line in pair)
@@ -118,7 +118,7 @@ def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
 
 
 def clean(languages: Sequence[str], options: argparse.Namespace, target: Path) -> dict[str, dict]:
-    """Write the pairs of training and validation that are kept; count what is and what is not."""
+    """Write the kept pairs of training and validation; return the counts by reason."""
     found = {}
     limits = options.max_length, options.max_ratio
     for part in CLEANED:
@@ -136,14 +136,14 @@ def clean(languages: Sequence[str], options: argparse.Namespace, target: Path) -
         if not counts["kept"]:
             raise ValueError(
                 f"--max-length {limits[0]} and --max-ratio {limits[1]} keep no pair of {part} "
-                f"({counts}): give larger ones, or other texts"
+                f"({counts}): give larger limits, or other texts"
             )
         found[part] = counts
     return found
 
 
 def binarize(files: Files, options: argparse.Namespace, target: Path) -> dict:
-    """Write the folder for fairseq; return the number of symbols and the sizes."""
+    """Write the fairseq data folder; return the number of symbols and the sizes."""
     texts = {
         part: options.output / ("clean" if part in CLEANED else "bpe") / part for part in files
     }
@@ -163,14 +163,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "split words at hyphens, as is usual for WMT14 (default: yes)"
     yes_or_no = argparse.BooleanOptionalAction
     add("--aggressive-hyphens", action=yes_or_no, default=True, help=text)
-    text = "units of a side at most, in training and validation (default: %(default)s)"
+    text = "most units on a side, in training and validation (default: %(default)s)"
     add("--max-length", type=int, default=250, metavar="N", help=text)
     text = "the longer side is at most X times the shorter, likewise (default: %(default)s)"
     add("--max-ratio", type=float, default=1.5, metavar="X", help=text)
 
 
 def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None:
-    """Check what add_options added, and the codes of source and target language."""
+    """Check the options that add_options adds, and the source and target languages."""
     for option, language in zip(("source-lang", "target-lang"), languages, strict=True):
         check_language(language, option)
     if languages[0] == languages[1]:
@@ -199,14 +199,14 @@ def prepare(stages: Stages, files: Files, options: argparse.Namespace) -> None:
         pairs = words[part]["pairs"]
         parts[part] = {"pairs": pairs, "kept": pairs, **cleaned.get(part, {})}
         for one in languages:
-            # Of the pairs that are kept, with the </s> of each line.
+            # lines and tokens of the kept pairs; tokens include the </s> of each line
             size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
             parts[part][one] = {"words": words[part][one], **size}
     stages.finish({"merges": merges, "symbols": binarized["symbols"], "parts": parts})
 
 
 def test_parts(prefixes: Sequence[Path]) -> dict[str, Sequence[Path]]:
-    """Texts to test on by the names that fairseq gives their parts: test, test1 and so on."""
+    """Return the test texts by the names of their parts in fairseq: test, test1 and so on."""
     return {f"test{number or ''}": [prefix] for number, prefix in enumerate(prefixes)}
 
 
@@ -238,7 +238,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     return run_preparation(__doc__, add_text_options, prepare_texts, arguments)
 
 

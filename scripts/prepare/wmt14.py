@@ -2,14 +2,14 @@
 
     python -m scripts.prepare.wmt14 --pair en-de --output data/wmt14_en_de
 
-Downloads the archives of the workshop, or takes them from the folder of --from, and prepares their
-texts as scripts.prepare.translation does, with the same further options. It trains on all that the
-workshop gave for the pair, validates on newstest2013 and tests on newstest2014 (test) and
-newstest2013 (test1), both whole.
+The command downloads the archives of the workshop, or takes them from the --from folder, and
+prepares their texts as scripts.prepare.translation does, with the same other options. The training
+part is all that the workshop gave for the pair, the validation part is newstest2013, and the test
+parts are newstest2014 (test) and newstest2013 (test1), both complete.
 
-OUTPUT/download       archives, until all is done; one that was interrupted is begun anew
+OUTPUT/download       archives, removed at the end; an interrupted download starts over
 OUTPUT/raw            the raw texts of each archive
-and the rest as scripts.prepare.translation writes it.
+and the files of scripts.prepare.translation.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from scripts.prepare._downloads import Archive, add_source_options
 from scripts.prepare._stages import Stages, run_preparation
 from scripts.prepare.translation import add_options, check_options, find_files, prepare, test_parts
 
-# {other} is the language beside English; what stands before .{language} names a text.
+# {other} is the language other than English; the part before .{language} is a prefix of texts.
 EUROPARL = Archive(
     "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
     ["europarl-v7.{other}-en.{language}"],
@@ -41,7 +41,7 @@ NEWS_COMMENTARY = Archive(
     ["news-commentary-v9.{other}-en.{language}"],
     "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
 )
-# Of two archives no checksum is known: damage shows as they are unpacked.
+# No checksum of the next two archives is known; unpacking them reveals damage.
 UNITED_NATIONS = Archive(
     "www.statmt.org/wmt13/training-parallel-un.tgz", ["undoc.2000.{other}-en.{language}"]
 )
@@ -53,7 +53,7 @@ NEWSTEST2013 = Archive(
     ["newstest2013.{language}"],
     "sha256:9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9",
 )
-# sacrebleu takes the sentences from it: scores compare.
+# sacrebleu's archive of the test set, so that scores are comparable.
 NEWSTEST2014 = Archive(
     "www.statmt.org/wmt14/test-full.tgz",
     ["newstest2014.{language}"],
@@ -73,7 +73,7 @@ def write_newstest2014(archive: Path, languages: Sequence[str], target: Path) ->
 
     pair = "-".join(languages)
     with TemporaryDirectory() as folder:
-        # An absolute name and a file's URL: it works in this folder and without a network.
+        # with an absolute name and a file URL, sacrebleu uses this folder and no network
         langpairs = {pair: DATASETS["wmt14/full"].langpairs[pair]}
         test_set = FakeSGMLDataset(folder, data=[archive.as_uri()], langpairs=langpairs)
         files = [test_set.get_source_file(pair), *test_set.get_reference_files(pair)]
@@ -87,7 +87,7 @@ def make_raw(
     options: argparse.Namespace,
     target: Path,
 ) -> None:
-    """Fill a folder with the raw texts of all archives, which are here or downloaded."""
+    """Write the raw texts of all archives to a folder; download archives if necessary."""
     for archive in archives:
         print(f"unpack {archive.name}", flush=True)
         if archive.name == NEWSTEST2014.name:
@@ -122,7 +122,7 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     return run_preparation(__doc__, add_pair_options, prepare_pair, arguments)
 
 

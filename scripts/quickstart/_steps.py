@@ -1,4 +1,4 @@
-"""What the quickstarts share: commands shown and run, a training that can be interrupted."""
+"""Code that the quickstarts share: print and run commands, train with interruptions."""
 
 import json
 import re
@@ -11,22 +11,22 @@ from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import child_process, format_command, program, short
 
-# Lines of fairseq's log with figures: of the training since the last such line, of a validation.
+# Log lines of fairseq with results: of training since the last such line, or of a validation.
 _FIGURES = re.compile(r"\| (train_inner|valid) \| (\{.*\})$")
 
 
 def option(options: list[str], name: str) -> str:
-    """Value of an option in a list of command line words."""
+    """Return the value of an option in a list of command line words."""
     return options[options.index(name) + 1]
 
 
 def announce(title: str, words: list[str], before: str = "") -> None:
-    """Print what a step is for and the command that it runs."""
+    """Print the title of a step and the command that it runs."""
     print(f"\n{title}\n$ {before}{format_command(words)}", flush=True)
 
 
 def run_logged(words: list[str], log: Path, sent: str = "") -> str:
-    """Run a command with its output in a log, send it a text, and return the output."""
+    """Run a command with the input ``sent`` and its output in a log; return the output."""
     with child_process(words, log) as child:
         child.stdin.write(sent.encode())
         child.stdin.close()
@@ -34,25 +34,25 @@ def run_logged(words: list[str], log: Path, sent: str = "") -> str:
 
 
 def figures(line: str) -> tuple[str, int, float] | None:
-    """Part, update and loss in bits a token that a line of fairseq's log has; None for others."""
+    """Return part, update and loss (bits per token) of a fairseq log line; None for other lines."""
     if not (found := _FIGURES.search(line)):
         return None
     part, prefix = ("validation", "valid_") if found[1] == "valid" else ("training", "")
     values = json.loads(found[2])
-    # with smoothed labels, the loss of the labels themselves
+    # with label smoothing, take the loss without it
     loss = values.get(f"{prefix}nll_loss", values[f"{prefix}loss"])
     return part, int(values[f"{prefix}num_updates"]), float(loss)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training in a working folder that goes on from its last checkpoint.
+    """A training in a working folder; it resumes from its last checkpoint.
 
     Args:
         output: working folder, with checkpoints and train.log.
-        options: all options of fairseq-train but those of folders and of the log.
-        unit: of the losses that are shown, and scales: what turns bits a token into that unit, of
-            "training" and of "validation".
+        options: options of fairseq-train, except those for folders and the log.
+        unit: unit of the printed losses.
+        scales: factors from bits per token to that unit, for training and validation.
     """
 
     output: Path
@@ -67,7 +67,7 @@ class Training:
 
     @property
     def checkpoint(self) -> Path:
-        """File from which training goes on."""
+        """Checkpoint from which training resumes."""
         return self.output / "checkpoints" / "checkpoint_last.pt"
 
     @property
@@ -76,7 +76,7 @@ class Training:
         return self.output / "train.log"
 
     def progress(self) -> tuple[int, float]:
-        """Updates done and seconds trained, zeros without a checkpoint."""
+        """Return the updates done and seconds trained; zeros without a checkpoint."""
         if not self.checkpoint.exists():
             return 0, 0.0
         state = read_checkpoint(self.checkpoint, "--output, last checkpoint")
@@ -84,7 +84,7 @@ class Training:
         return updates, state["extra_state"]["previous_training_time"]
 
     def run(self, title: str) -> None:
-        """Train to --max-update, or do nothing if that is done; print how it goes."""
+        """Train up to --max-update, unless that is done already; print the progress."""
         goal = int(option(self.options, "--max-update"))
         updates, _ = self.progress()
         if updates >= goal:
@@ -95,7 +95,7 @@ class Training:
         words += ["--log-interval", str(max(1, goal // 100))]
         announce(f"{title}, {updates} of {goal} updates done", words)
         print(f"fairseq's log: {short(self.log)}", flush=True)
-        # without a checkpoint the updates in the log are lost
+        # without a checkpoint training starts over, and so does the log
         goes_on = updates > 0 and self.log.exists()
         start = self.log.stat().st_size if goes_on else 0
         started = time.monotonic()
@@ -129,14 +129,14 @@ def run_quickstart(
     target: str,
     arguments: list[str] | None = None,
 ) -> int:
-    """Command line of a quickstart; returns its exit status.
+    """Run the command of a quickstart and return its exit status.
 
     Args:
-        steps: do all in the working folder; raise ValueError when something is in the way.
-        description: of the script.
-        folder: working folder unless another is given.
-        target: of the Makefile, which runs the script.
-        arguments: the command line's.
+        steps: runs all steps in the working folder; raises ValueError for problems to fix.
+        description: docstring of the script.
+        folder: default working folder.
+        target: Makefile target that runs the script.
+        arguments: command line arguments.
     """
     parser = command_parser(description)
     text = f"working folder ({short(folder)})"

@@ -3,11 +3,11 @@
     python -m scripts.quickstart.language_model [--output quickstart]
 
 Each step prints what it does and the shell command it runs, to be pasted at the repository root.
-Ctrl-C is safe at any moment: the same command goes on from the last checkpoint.
+Ctrl-C is safe at any moment: the same command resumes from the last checkpoint.
 
-OUTPUT/data                   the text, its subword units, and what fairseq reads of it in data/bin
-OUTPUT/checkpoints            of the training, whose log is train.log
-OUTPUT/result.json            options, sizes, figures and times
+OUTPUT/data                   the text and its subword units; binarized for fairseq in data/bin
+OUTPUT/checkpoints            checkpoints of the training; its log is OUTPUT/train.log
+OUTPUT/result.json            options, sizes, results and times
 """
 
 import json
@@ -41,14 +41,14 @@ TRAINING_OPTIONS = shlex.split("""
 FP32_OPTIONS = shlex.split("""
     --max-update 2500 --save-interval-updates 250
 """)
-# as long where the CPU has units for bf16
+# takes about as long on a CPU with bf16 units
 BF16_OPTIONS = shlex.split("""
     --bf16 --max-update 4000 --save-interval-updates 400
 """)
 EVALUATION_OPTIONS = shlex.split("""
     --tokens-per-sample 128 --batch-size 4
 """)
-# Tokens of recurrence at evaluation; training has as many as a segment.
+# Tokens of recurrence (mem_len) in evaluation; in training, as many as a segment has.
 RECURRENCES = {"off": 0, "as in training": 128, "four times as long": 512}
 SAMPLING_OPTIONS = shlex.split("""
     --beam 1 --nbest 1 --sampling --sampling-topp 0.9 --continue-past-eos
@@ -61,7 +61,7 @@ UNIT = "bits a character"
 
 
 def prepare(output: Path) -> None:
-    """Step 1: the corpus."""
+    """Prepare the corpus (step 1)."""
     words = [*python_command("prepare.python_source"), *DATA_OPTIONS]
     words += ["--output", short(output / "data")]
     announce("[1] corpus: the source files of Python's own standard library", words)
@@ -70,28 +70,28 @@ def prepare(output: Path) -> None:
 
 
 def sizes(output: Path) -> dict[str, dict[str, int]]:
-    """Characters and tokens of each part, line ends among them."""
+    """Return the sizes of each part; characters and tokens include line ends."""
     text = (output / "data" / "preparation.json").read_text(encoding="utf-8")
     return json.loads(text)["splits"]
 
 
 def tokens_per_character(output: Path, split: str) -> float:
-    """Tokens of a split over its characters."""
+    """Return the tokens per character of a split."""
     size = sizes(output)[split]
     return size["tokens"] / size["characters"]
 
 
 def training(output: Path) -> Training:
-    """The training of step 2, from the last checkpoint if there is one."""
+    """Return the training of step 2."""
     length = BF16_OPTIONS if bf16_units() else FP32_OPTIONS
     scales = tokens_per_character(output, "train"), tokens_per_character(output, "valid")
     return Training(output, [*COMMON_OPTIONS, *TRAINING_OPTIONS, *length], UNIT, scales)
 
 
 def bigram_bits_per_character(train: str, test: str) -> float:
-    """Bits per character of a text under an add-one bigram model of the training text.
+    """Return bits per character of a test text under an add-one bigram model of a training text.
 
-    The first character follows a newline.
+    The first character is predicted from a newline.
     """
     import numpy as np
 
@@ -106,26 +106,26 @@ def bigram_bits_per_character(train: str, test: str) -> float:
 
 
 def xz_bits_per_character(text: str) -> float:
-    """Bits per character of a text compressed by itself as `xz -9` does."""
+    """Return bits per character of a text compressed as by `xz -9`."""
     return 8 * len(lzma.compress(text.encode(), preset=9)) / len(text)
 
 
 def parse_evaluation(log: str) -> tuple[float, int]:
-    """Loss in bits per token and number of tokens evaluated, from fairseq-eval-lm's log."""
+    """Return the loss in bits per token and the evaluated tokens from fairseq-eval-lm's log."""
     loss = re.search(r"Loss \(base 2\): ([\d.]+)", log)[1]
     tokens = re.search(r"Evaluated ([\d,]+) tokens", log)[1]
     return float(loss), int(tokens.replace(",", ""))
 
 
 def model_options(output: Path) -> list[str]:
-    """Options by which fairseq finds the data and the trained model."""
+    """Return the options that give fairseq the data and the trained model."""
     source = training(output)
     return [short(source.data), *COMMON_OPTIONS, "--path", short(source.checkpoint)]
 
 
 def evaluate(output: Path) -> dict[str, float]:
-    """Step 3: bits per character of the test part, by how far recurrence reaches."""
-    print("\n[3] evaluation: the test part, whole files never trained on", flush=True)
+    """Evaluate the test part (step 3); return bits per character by recurrence."""
+    print("\n[3] evaluation: the test part, whole files that were not in training", flush=True)
     found = {}
     for name, tokens in RECURRENCES.items():
         words = [program("fairseq-eval-lm"), *model_options(output), "--gen-subset", "test"]
@@ -139,7 +139,7 @@ def evaluate(output: Path) -> dict[str, float]:
 
 
 def report(output: Path, recurrences: dict[str, float]) -> None:
-    """Step 4: a table, also written to result.json."""
+    """Print a table of results and write them to result.json (step 4)."""
     text = {part: (output / "data" / "text" / f"{part}.txt").read_text("ascii") for part in PARTS}
     source = training(output)
     updates, seconds = source.progress()
@@ -152,7 +152,7 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
         ("xz -9", "nothing: it reads the test part only", xz_bits_per_character(text["test"])),
         *((f"model, recurrence {name}", read, bits) for name, bits in recurrences.items()),
     ]
-    print(f"\n[4] result: {UNIT} of the test part, fewer are better\n")
+    print(f"\n[4] result: {UNIT} of the test part, lower is better\n")
     cells = [(name, f"{bits:.4f}", trained) for name, trained, bits in rows]
     print(markdown_table(["", UNIT, "trained on"], cells))
     result = {
@@ -168,14 +168,14 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
 
 
 def decode_sample(log: str) -> str:
-    """Text of the first hypothesis in fairseq-interactive's output."""
+    """Return the text of the first hypothesis in fairseq-interactive's output."""
     words = re.search(r"^H-0\t[^\t]*\t(.*)$", log, re.MULTILINE)[1].split(" ")
     text = "".join("\n" if piece == "</s>" else piece for piece in words)
     return text.replace("\u2581", " ")
 
 
 def sample(output: Path) -> None:
-    """Step 5: text sampled from the model."""
+    """Print text sampled from the model (step 5)."""
     words = [program("fairseq-interactive"), *model_options(output)]
     words += ["--bpe", "sentencepiece", "--sentencepiece-model", short(output / "data" / MODEL)]
     words += SAMPLING_OPTIONS
@@ -189,7 +189,7 @@ def sample(output: Path) -> None:
 
 
 def quickstart(output: Path) -> None:
-    """Run all the steps; those already done are passed over, evaluation and sampling repeated."""
+    """Run all steps; skip those already done, except for evaluation and sampling."""
     prepare(output)
     training(output).run("[2] training: about 4 minutes on 2 cores")
     report(output, evaluate(output))
@@ -197,7 +197,7 @@ def quickstart(output: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     return run_quickstart(quickstart, __doc__, ROOT / "quickstart", "quickstart", arguments)
 
 

@@ -2,15 +2,15 @@
 
     python -m scripts.quickstart.translation [--output quickstart/translation]
 
-Sentences with two numbers in words are translated from English to German, where a number is one
-long word in another order. None of the numbers that the model is tested on was in training.
+The model translates sentences with two numbers in words from English to German, where a number is
+one long word in another order. No number of the test part occurs in training.
 
 Each step prints what it does and the shell command it runs, to be pasted at the repository root.
-Ctrl-C is safe at any moment: the same command goes on from the last checkpoint.
+Ctrl-C is safe at any moment: the same command resumes from the last checkpoint.
 
-OUTPUT/corpus, OUTPUT/data    the sentences, and what fairseq reads of them in data/bin
-OUTPUT/checkpoints            of the training, whose log with the branches' weights is train.log
-OUTPUT/evaluation             translations of the test part, and their scores
+OUTPUT/corpus, OUTPUT/data    the sentences; binarized for fairseq in data/bin
+OUTPUT/checkpoints            checkpoints; the log, with the branch weights, is OUTPUT/train.log
+OUTPUT/evaluation             translations of the test part and their scores
 OUTPUT/result.json            options, sizes, scores and times
 """
 
@@ -36,8 +36,8 @@ PREPARATION_OPTIONS = shlex.split("""
 COMMON_OPTIONS = shlex.split(f"""
     --user-dir fairseq_plugins --source-lang {SOURCE} --target-lang {TARGET}
 """)
-# For so short a training there is no dropout; a process that loads so little data would keep the
-# two cores from computing.
+# No dropout, since training is so short. No loader process (--num-workers 0), since for so little
+# data it would only keep the two cores from computing.
 TRAINING_OPTIONS = shlex.split("""
     --distributed-world-size 1 --num-workers 0
     --arch weighted_transformer_tiny --dropout 0 --attention-dropout 0
@@ -51,10 +51,10 @@ EXAMPLES = 10
 
 
 def prepare(output: Path) -> None:
-    """Steps 1 and 2: the corpus, and what fairseq reads of it."""
+    """Make the corpus and binarize it (steps 1 and 2)."""
     corpus = short(output / "corpus")
     words = [*python_command("prepare.number_names"), *CORPUS_OPTIONS, "--output", corpus]
-    announce("[1] corpus: sentences with two numbers; those of a part are in no other one", words)
+    announce("[1] corpus: sentences with two numbers; no number is in two parts", words)
     with child_process(words):
         pass
     words = [*python_command("prepare.translation"), "--source-lang", SOURCE]
@@ -62,7 +62,7 @@ def prepare(output: Path) -> None:
     for part in SPLITS:
         words += [f"--{part}", f"{corpus}/text/{part}"]
     words += [*PREPARATION_OPTIONS, "--output", short(output / "data")]
-    announce("[2] preparation: units of words, the same for both languages", words)
+    announce("[2] preparation: subword units, shared by both languages", words)
     run_logged(words, output / "preparation.log")
     for part, sizes in parts(output).items():
         print(f"{part:5} {sizes['kept']:,} of {sizes['pairs']:,} pairs kept")
@@ -70,23 +70,23 @@ def prepare(output: Path) -> None:
 
 
 def parts(output: Path) -> dict[str, dict]:
-    """Sizes of each part as the preparation recorded them."""
+    """Return the sizes of each part that the preparation recorded."""
     text = (output / "data" / "preparation.json").read_text(encoding="utf-8")
     return json.loads(text)["parts"]
 
 
 def training(output: Path) -> Training:
-    """The training of step 3."""
+    """Return the training of step 3."""
     return Training(output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
 
 
 def evaluate(output: Path) -> None:
-    """Step 4: translations of the test part and their scores, also written to result.json."""
+    """Translate and score the test part (step 4); write the scores to result.json."""
     source = training(output)
     words = [*python_command("evaluate.translation"), short(source.data), "--source-lang", SOURCE]
     words += ["--target-lang", TARGET, "--path", short(source.checkpoint)]
     words += ["--examples", str(EXAMPLES), "--output", short(output / "evaluation")]
-    announce("[4] evaluation: the test part, whose numbers were never trained on", words)
+    announce("[4] evaluation: the test part, whose numbers were not in training", words)
     with child_process(words):
         pass
     scores = json.loads((output / "evaluation" / "scores.json").read_text(encoding="utf-8"))
@@ -106,20 +106,20 @@ def evaluate(output: Path) -> None:
     print(
         f"\n{updates} updates, {trained:.0f} s of training: BLEU {result['bleu']:.2f}, "
         f"{result['exact']:.1f} % exact; written to {short(output)}/result.json\n"
-        "\nwhat to do with it, and the paper's models: see examples/weighted_transformer/README.md",
+        "\nhow to use it, and the paper's models: see examples/weighted_transformer/README.md",
         flush=True,
     )
 
 
 def quickstart(output: Path) -> None:
-    """Run all the steps; those already done are passed over, evaluation is repeated."""
+    """Run all steps; skip those already done, except for the evaluation."""
     prepare(output)
     training(output).run("[3] training: about 4 minutes on 2 cores")
     evaluate(output)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
+    """Run the command and return its exit status."""
     folder = ROOT / "quickstart" / "translation"
     return run_quickstart(quickstart, __doc__, folder, "quickstart-translation", arguments)
 

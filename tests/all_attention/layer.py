@@ -1,4 +1,4 @@
-"""An attention layer of random weights, and the equations that it has to equal."""
+"""An attention layer with random weights, and its comparison with the equations."""
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
 EACH_VARIANT = pytest.mark.parametrize(
     ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
 )
-# all but shut, alike, alike but for a little, open, different, very different; none where a key's
-# mask is exactly 0, and which of two gradients it has is a matter of taste
+# nearly closed, equal, nearly equal, open, different, very different; no key lies exactly where its
+# mask reaches 0, because the gradient is not unique there
 VALUES = [
     [0.001, 0.001, 0.001, 0.001],
     [0.3, 0.3, 0.3, 0.3],
@@ -41,7 +41,7 @@ def make(
     epsilon=0.0,
     kernel="fast",
 ):
-    """The attention and its positions; ``values`` are learned spans, as parts of the largest."""
+    """Return an attention and its positions; ``values`` are spans, relative to the largest."""
     torch.manual_seed(1)
     spans = None
     if values is not None:
@@ -59,13 +59,13 @@ def draw(length):
 
 
 def attend(attention, positions, x, past=None):
-    """The layer's output for a segment, and its state for the next one."""
+    """Return the layer's output for a segment, and its state for the next one."""
     farthest = x.size(1) - 1 + (0 if past is None else past.length)
     return attention(x, attention.project_positions(positions(farthest)), past)
 
 
 def assert_equals_the_equations(attention, positions, length, remembered):
-    """Values and gradients are those of the equations, and values without gradients too."""
+    """Compare values and gradients with the equations, also the values under no_grad."""
     x, past = draw(length), draw(remembered)
     inputs = [x, past, *attention.parameters(), positions.weight]
     state = HiddenStates(past) if remembered else None

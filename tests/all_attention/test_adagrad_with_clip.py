@@ -1,4 +1,4 @@
-"""adagrad_with_clip against its formula in plain float64 loops, and what fairseq asks of it."""
+"""adagrad_with_clip against its formula in plain float64 loops, and its use by fairseq."""
 
 import math
 
@@ -21,7 +21,7 @@ def weights(dtype):
 
 
 def gradients(dtype):
-    """For each step, a gradient of each parameter."""
+    """Draw a gradient of each parameter for each step."""
     scaled = list(zip(SHAPES, SCALES, strict=True))
     return [
         [scale * torch.randn(shape, dtype=dtype) for shape, scale in scaled] for _ in range(STEPS)
@@ -29,7 +29,7 @@ def gradients(dtype):
 
 
 def reference(param, grads, lr, clip, weight_decay):
-    """A tensor's weights and sums after each of ``grads``, one number at a time."""
+    """Compute a tensor's weights and sums after each of ``grads``, one number at a time."""
     w = param.double().flatten().tolist()
     sums = [0.0] * len(w)
     after = []
@@ -45,7 +45,7 @@ def reference(param, grads, lr, clip, weight_decay):
     return after
 
 
-# learning rate, clip and decay of each tensor: those of all, or of groups
+# learning rate, clip and weight decay of each tensor: the same for all, or set by group
 ALL = [[(0.07, clip, decay)] * 4 for clip in (0.0, 0.03) for decay in (0.0, 0.1)]
 GROUPS = [(0.07, 0.03, 0.0), (0.5, 0.0, 0.2), (0.0, 0.03, 0.0), (0.01, 0.001, 0.1)]
 
@@ -88,7 +88,7 @@ def test_fairseq_builds_it_by_name_with_the_published_clip_and_resumes_it():
     assert group() == [0.07, 0.03, 0.0]
     alone = AdagradWithClip(weights(torch.float32), lr=0.07)
     assert alone.defaults == {"lr": 0.07, "clip": 0.03, "weight_decay": 0.0}
-    # clip and decay are those of the command line
+    # clip and weight decay come from the command line, not from the checkpoint
     saved = AdagradWithClip(weights(torch.float32), lr=0.007, clip=0.5, weight_decay=0.2)
     optimizer.load_state_dict(saved.state_dict())
     assert group() == [0.007, 0.03, 0.0]

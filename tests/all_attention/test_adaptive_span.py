@@ -1,4 +1,4 @@
-"""Learned spans: groups of heads, scores however a text is read, cost, epsilon, loading."""
+"""Learned spans: groups of heads, scores of texts, cost, epsilon, loading."""
 
 import itertools
 
@@ -101,9 +101,9 @@ def read(model, recurrence, segments):
 
 
 def multiply_adds_of(work):
-    """Multiply-adds of the matrix products of ``work``, whichever function computes them."""
+    """Count multiply-adds of the matrix products in ``work``, whichever function computes them."""
 
-    # from shapes: of x.baddbmm_(left, right), and of heads (B, H, C, d_h) and (B, H, K, d_h)
+    # from the shapes of x.baddbmm_(left, right), or of queries (B, H, C, d_h) and keys
     def in_place(_, left, right, **how):
         return bmm_flop(left, right)
 
@@ -128,8 +128,8 @@ def test_each_head_costs_what_it_sees(monkeypatch, mode, values):
         read(model, recurrence, range(17))
         counted = multiply_adds_of(lambda: read(model, recurrence, [17]))
     widths, width, head = [value + 8 for value in values], 16, 4
-    # the last of 64 queries sees width keys and the first as many before them; scores by distance
-    # have a column more
+    # 64 queries that see `seen` keys each cover seen + 63 keys; scores by distance have one column
+    # more
     attention = sum(64 * head * (3 * (seen + 63) + 1) for seen in widths)
     remembered = sum(widths) * head * width if training else 0
     projections = 4 * 64 * width**2 + 2 * remembered
@@ -137,13 +137,13 @@ def test_each_head_costs_what_it_sees(monkeypatch, mode, values):
     assert counted == 2 * (attention + projections + persistent) + 64 * width * 20
     states = recurrence.histories[model.decoder].layers
     if training:
-        # hidden states as far as the widest head sees, and may see after the next updates
+        # hidden states as far as the widest head sees, or may see after the next updates
         held, numbers = [state.hidden for state in states], min(1024, max(widths) + 64) + 64
     else:
-        # keys and values of each head only as far as it sees, and the latest segment
+        # keys and values of each head, only as far as it sees, and of the latest segment
         held = [x for state in states for cut in state.groups for x in (cut.keys, cut.values)]
         numbers = sum(seen + 64 for seen in widths) * 2 * head // width
-    # of two layers, in 4 bytes a number
+    # two layers, 4 bytes per number
     assert sum(x.nbytes for x in held) == 2 * 4 * width * numbers
 
 
@@ -154,7 +154,7 @@ def test_the_recurrence_follows_the_span_in_training():
         if segment in (6, 16):
             set_spans(model, [500.0 if segment == 6 else 20.0] * 4)
         lengths.append([layer.length for layer in read(model, recurrence, [segment])])
-    # as far as the heads see and 64 tokens more, with the segment of 64
+    # the tokens that the heads see, 64 more, and the segment of 64
     assert lengths[5] == lengths[6] == lengths[16] == [28 + 64 + 64] * 2
     assert lengths[7] == [28 + 64 + 2 * 64] * 2
     assert lengths[15] == [508 + 64 + 64] * 2
@@ -162,7 +162,7 @@ def test_the_recurrence_follows_the_span_in_training():
 
 # --span-epsilon: weights that are normalised twice, as in the published code
 
-# a head that sees far beside one that does not; no mask is 0 or 1 exactly
+# heads that see far and near, and heads that all see near; no mask is exactly 0 or 1
 MIXED, NEAR = [0.05, 0.93, 0.41, 0.07], [0.013, 0.093, 0.05, 0.007]
 
 
@@ -174,7 +174,7 @@ def test_weights_normalised_twice_equal_the_equations(
     variant, persistent, epsilon, far, remembered
 ):
     attention, positions = make(MIXED, variant, persistent, epsilon=epsilon)
-    # large scores beyond distance 6, so that epsilon counts
+    # large scores beyond distance 6, so that epsilon matters
     positions.weight.data[6:] += far * torch.randn_like(positions.weight[6:])
     assert_equals_the_equations(attention, positions, 4, remembered)
     if remembered:
@@ -214,7 +214,7 @@ def test_half_precision_is_near_and_gives_spans_a_gradient(dtype, variant):
     torch.testing.assert_close(mixed, plain, atol=0.15, rtol=0.05)
     assert rough.dtype == torch.float32
     bits = 8 if dtype == torch.bfloat16 else 11
-    # of the largest, since the sums over queries cancel in part
+    # relative to the largest, since the sums over queries partly cancel
     assert (rough - exact).abs().max() < 0.08 * 2.0 ** (8 - bits) * exact.abs().max()
 
 
@@ -228,7 +228,7 @@ def test_values_outside_the_interval_are_brought_back_when_loaded():
 
 @pytest.mark.parametrize("now", [10, 40])
 def test_weights_of_another_largest_span_are_fitted(now, caplog):
-    """Heads see as far as before, or as far as they now may."""
+    """Heads see as far as before, or as far as the new limit allows."""
     trained = tiny_model(attention_span=20, adaptive_span=True, span_ramp=4).double()
     for span in trained.decoder.spans:
         span.value.data = torch.tensor([0.1, 0.2], dtype=torch.float64)

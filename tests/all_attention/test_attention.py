@@ -62,7 +62,7 @@ def test_values_and_gradients_with_learned_spans_equal_the_equations(
 @EACH_VARIANT
 def test_dropout_acts_on_all_weights_in_training_only(variant, persistent):
     attention, positions = make(variant=variant, persistent=persistent)
-    # the first token sees persistent vectors alone
+    # the first token sees only persistent vectors
     x = torch.randn(STREAMS, 1 if persistent else 5, WIDTH, dtype=torch.float64)
     plain, _ = attend(attention, positions, x)
     attention.dropout = 0.5

@@ -1,4 +1,4 @@
-"""What all-attention refuses: each message names the option or argument, its value and a remedy."""
+"""Errors of all-attention: each names the option or argument, its value and a remedy."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ from tests.tiny import tiny_model
 SPLIT, HALVED, APART = (
     {"persistent_variant": variant} for variant in ("attn-split", "head-split", "ff-attn")
 )
-# what causes each message, and a part of it
+# the cause of each message, and a part of it
 REFUSED = [
     ({"persistent_vectors": -1}, "--persistent-vectors is -1: it must be at least 0"),
     ({"attention_span": 0}, "--attention-span is 0: it must be at least 1"),
@@ -50,7 +50,7 @@ adagrad = functools.partial(AdagradWithClip, [nn.Parameter(torch.ones(2))])
 
 
 def block(*shape):
-    """A block that gets a segment, and a memory of two streams of width 16."""
+    """Call a block with a segment of this shape, and a memory of two streams of width 16."""
     made = AllAttentionBlock(16, 2, 5, 4)
     return made(torch.zeros(shape), made(torch.zeros(2, 4, 16))[1])
 

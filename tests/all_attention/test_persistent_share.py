@@ -1,4 +1,4 @@
-"""What validation logs of the attention that persistent vectors get."""
+"""The share of attention that persistent vectors get, logged in validation."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ LEARNED = {"attention_span": 16, "adaptive_span": True, "span_ramp": 4, "span_ep
 
 
 def logged(model, *texts):
-    """What one pass over a validation set logs, in order."""
+    """Return the values that one pass over a validation set logs, in order."""
     with metrics.aggregate(new_root=True) as found, torch.no_grad():
         for text in texts:
             model(src_tokens=text)
@@ -22,9 +22,9 @@ def logged(model, *texts):
 
 
 def attention_of_each_token(model, text):
-    """Shares (B, T) of each layer, from what passes through it.
+    """Return the shares (B, T) of each layer, from the inputs of its output projection.
 
-    With persistent values of 1 and others of 0, what is attended to is the share itself.
+    With persistent values of 1 and others of 0, these inputs are the share itself.
     """
     shares = []
     for layer in model.decoder.layers:

@@ -1,6 +1,6 @@
-"""The quick cases: what must compute the same does, every model runs, and the command says so.
+"""The quick cases: equivalent models agree, every model runs, and the command reports results.
 
-The published code takes part where ORIGINALS names checkouts of it, with a colon between.
+The published code takes part if ORIGINALS names checkouts of it, separated by colons.
 """
 
 import json
@@ -47,7 +47,7 @@ def test_memory_is_that_of_a_separate_process():
     of_training, of_inference = (
         selection.own_memory(case, "ProductKeyMemory", FP32) for case in selection.cases().values()
     )
-    # values and two means
+    # the values and Adam's two means
     assert of_training > 3 * table
     assert table < of_inference < of_training
 
@@ -123,7 +123,7 @@ def test_a_picture_shows_the_published_code_where_it_took_part():
 
 
 def products(off=0.0, rows=1, agreeing=1.0, done=None):
-    """A case whose models multiply (8, 16) x (16, 32); ours does so once, the other twice."""
+    """Return a case whose models multiply (8, 16) x (16, 32): ours once, the other twice."""
 
     def build(times, setting):
         def turn():
@@ -142,7 +142,7 @@ def products(off=0.0, rows=1, agreeing=1.0, done=None):
 
 
 def rows_of(case, monkeypatch, turns=3, dtypes=(FP32,)):
-    """The rows of a case whose machine does a billion multiply-adds a second, and a turn 1 to 3."""
+    """Measure a case on a machine with 1e9 multiply-adds per second; turn n takes n seconds."""
     seconds = iter(range(1, 100))
     monkeypatch.setattr(measure, "multiply_add_rate", lambda *_: 1e9)
 
@@ -185,7 +185,7 @@ def test_a_model_is_compared_with_ours_of_its_dtype_in_the_dtypes_that_it_runs_i
         (0.05, 100, 1.0, False),
         (-0.2, 1, 1.0, True),
         (math.nan, 1, 1.0, True),
-        # a part of the rows may differ
+        # some of the rows may differ
         (0.2, 1, 0.99, False),
         (0.2, 2, 0.99, True),
     ],

@@ -27,21 +27,21 @@ MODEL = [
     *("--arch", "all_attention_lm", "--decoder-layers", "2", "--decoder-embed-dim", "16"),
     *("--decoder-attention-heads", "2", "--persistent-vectors", "4", "--attention-span", "12"),
 ]
-# without the first fairseq leaves the last batch out; other processes take long to start
+# without the first option, fairseq drops the last batch; worker processes take long to start
 ALL = ["--required-batch-size-multiple", "1", "--num-workers", "0"]
 
 
 def environment(**extra):
-    """The environment of a command: one thread, so that tests can run side by side."""
+    """Return the environment of a command: one thread, so that tests can run in parallel."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
 
 
 class Command:
-    """A fairseq command that has been started, as ``fairseq-NAME words`` would in ``folder``.
+    """A running fairseq command, started like ``fairseq-NAME words`` in ``folder``.
 
-    It is forked from a process that has imported fairseq and the plugin: that takes longer than
-    most of these commands. Other modules are run as ``python -m name`` would be. ``before`` is a
-    module's function that the process calls first. It leads a process group, which ``kill`` kills.
+    It is forked from a process that has imported fairseq and the plugin, because the imports take
+    longer than most commands. Other modules run like ``python -m name``. ``before`` is a module's
+    function that the process calls first. The process leads a group, which ``kill`` kills.
     """
 
     def __init__(self, name, *words, text="", folder=ROOT, before=None):
@@ -54,23 +54,23 @@ class Command:
 
     @property
     def printed(self):
-        """What it has printed so far."""
+        """The output so far."""
         path = Path(self._files.name) / "out"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def runs(self):
-        """Return whether it has not ended yet."""
+        """Return whether the command is still running."""
         return self._process.is_alive()
 
     def kill(self):
-        """Kill it and its children with a signal that no program can catch."""
+        """Kill the command and its children with a signal that no program can catch."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             self._process.kill()
 
     def wait(self):
-        """Return its exit status, 0 for success, and what it printed."""
+        """Wait for the end; return the exit status, 0 for success, and the output."""
         self._process.join(300)
         if self._process.is_alive():
             self.kill()
@@ -89,7 +89,7 @@ def run(name, *words, text="", folder=ROOT, fails=False, before=None):
 
 @contextmanager
 def forked(words, log=None, append=False):
-    """Do what ``child_process`` of scripts does, without the seconds that a new Python takes.
+    """Do what ``child_process`` of scripts does, without starting a new Python.
 
     fairseq's commands are forked, and other scripts run in this process.
     """
@@ -110,11 +110,11 @@ def forked(words, log=None, append=False):
 
 
 def _be_command(module, words, files, folder, variables, before):
-    """Be ``python -m module words`` in a folder and environment, with files as input and output."""
+    """Act as ``python -m module words`` in a folder and environment; files are input and output."""
     os.setsid()
-    # what it was forked with is no garbage, and takes long to look through
+    # the objects from before the fork are not garbage, and take long to scan
     gc.freeze()
-    # the command sets up its log itself, which does nothing once there is a handler
+    # the command configures logging itself, which has no effect if a handler exists
     logging.root.handlers.clear()
     os.environ.clear()
     os.environ.update(variables)
@@ -123,7 +123,7 @@ def _be_command(module, words, files, folder, variables, before):
     os.dup2(os.open(f"{files}/in", os.O_RDONLY), 0)
     os.dup2(os.open(f"{files}/out", os.O_RDWR | os.O_CREAT), 1)
     os.dup2(1, 2)
-    # multiprocessing gave the process an empty input
+    # multiprocessing has replaced the input by an empty one
     sys.stdin = os.fdopen(0, encoding="utf-8")
     sys.argv = [module, *words]
     try:
@@ -131,15 +131,15 @@ def _be_command(module, words, files, folder, variables, before):
             before()
         runpy.run_module(module, run_name="__main__")
     except Exception:
-        # as the interpreter would, in place of multiprocessing's own words
+        # print the error as the interpreter does, not as multiprocessing does
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
 
 
 def train(data, folder, *options, model=MODEL, workers=1, fails=False):
-    """Train a small model in segments of 8 by plain gradient descent, on 4 streams of the workers.
+    """Train a small model by plain SGD in segments of 8, with 4 streams over all workers.
 
-    Returns what the first worker printed.
+    Return what the first worker printed.
     """
     words = (
         *(data, *TASK, *model, "--tokens-per-sample", 8, "--batch-size", 4 // workers),
@@ -173,7 +173,7 @@ def run_together(name, *words, before=None):
 
 
 def evaluation(data, checkpoint, *options):
-    """Words of fairseq-eval-lm for a checkpoint of a segment language model."""
+    """Return the words of fairseq-eval-lm for a checkpoint of a segment language model."""
     return (
         *("fairseq-eval-lm", data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu"),
         *("--no-progress-bar", "--num-workers", 0, "--tokens-per-sample", 8, *options),
@@ -181,7 +181,7 @@ def evaluation(data, checkpoint, *options):
 
 
 def evaluate(data, checkpoint, *options, fails=False):
-    """Run it and return what it printed."""
+    """Run fairseq-eval-lm and return what it printed."""
     return run(*evaluation(data, checkpoint, *options), fails=fails)
 
 
@@ -191,7 +191,7 @@ def tokens_evaluated(printed):
 
 
 def loss(printed):
-    """Return the loss in the log of fairseq-eval-lm: bits a token."""
+    """Return the loss in the log of fairseq-eval-lm, in bits per token."""
     return float(re.search(r"Loss \(base 2\): ([\d.]+)", printed)[1])
 
 

@@ -1,4 +1,4 @@
-"""A small corpus and a model of each paper, made once for all the test processes of a run."""
+"""A small corpus and a model of each paper, made once for all test processes of a run."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ WORDS = "the cat sat on a mat dog ran far away and then home again".split()
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
-    """Make a folder by a function, unless another test process has made it in this run."""
+    """Return a function that makes a folder, unless another test process of the run has made it."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
@@ -25,7 +25,7 @@ def made_once(tmp_path_factory):
         with (base / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
-                # what a failure left
+                # left by a failure
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
                 make(folder)
@@ -37,7 +37,7 @@ def made_once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data(made_once):
-    """Folder of a binarized corpus of short random sentences; its text lies beside it."""
+    """Return the folder of a binarized corpus of random sentences; its text is one folder up."""
 
     def make(folder):
         generator = random.Random(1)
@@ -54,7 +54,7 @@ def data(made_once):
 
 @pytest.fixture(scope="session")
 def pairs(data, made_once):
-    """Folder of a binarized translation task with one dictionary: the same words, last to first."""
+    """Return the folder of a binarized task that reverses sentences, with one dictionary."""
 
     def make(folder):
         for split in ("train", "valid", "test"):
@@ -71,20 +71,20 @@ def pairs(data, made_once):
 
 @pytest.fixture(scope="session")
 def corpora(data, pairs):
-    """Folders of the data that trainings name."""
+    """Return the folders of data by the names that trainings use."""
     return {"text": data, "pairs": pairs}
 
 
 @pytest.fixture(scope="session")
 def test_tokens(data):
-    """Number of tokens in the test split: its words, and one </s> a line."""
+    """Return the number of tokens in the test split: its words, and one </s> per line."""
     lines = (data.parent / "test.txt").read_text().splitlines()
     return sum(len(line.split()) + 1 for line in lines)
 
 
 @pytest.fixture(scope="session")
 def trained(corpora, made_once):
-    """Folder of a paper's training of 20 updates; checkpoint_1_4.pt has four of them."""
+    """Return a function from a paper to the folder of its training: 20 updates, saved every 4."""
 
     def find(paper):
         def make(folder):
@@ -98,11 +98,11 @@ def trained(corpora, made_once):
 
 @pytest.fixture(scope="session")
 def checkpoint(trained):
-    """A checkpoint of all-attention, whose spans are at most 12 tokens."""
+    """Return a checkpoint of all-attention, whose spans are at most 12 tokens."""
     return trained("all_attention") / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
 def transformer_xl(trained):
-    """A checkpoint of a Transformer-XL, whose memory is 12 tokens."""
+    """Return a checkpoint of a Transformer-XL, whose memory is 12 tokens."""
     return trained("transformer_xl") / "checkpoint_last.pt"

@@ -8,14 +8,14 @@ from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, 
 
 
 def spans(folder, file="checkpoint_last.pt"):
-    """The learned spans of a checkpoint, a row a layer."""
+    """Return the learned spans of a checkpoint, one row per layer."""
     named = torch.load(folder / file, weights_only=True)["model"].items()
     return torch.stack([value for name, value in named if name.endswith("self_attn.span.value")])
 
 
 @pytest.fixture(scope="module")
 def learned(trained):
-    """Folder of a run with learned spans."""
+    """Return the folder of a run with learned spans."""
     return trained("all_attention")
 
 
@@ -36,7 +36,7 @@ def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
     "precision", [("--bf16",), ("--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4)]
 )
 def test_spans_stay_in_their_interval(corpora, tmp_path, precision):
-    # 0.2 less than four steps of 0.3
+    # four steps of 0.3 close spans that begin at 0.2
     shut = ("--span-init", 0.2, "--span-loss", 1.0, "--adagrad-clip", 0, "--lr", 0.3)
     run(*training(corpora, "all_attention", tmp_path, "--max-update", 4, *shut, *precision))
     found = spans(tmp_path)
@@ -55,7 +55,7 @@ def test_two_workers_learn_what_one_learns(corpora, tmp_path):
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(corpora, learned, tmp_path):
-    """The memory that a checkpoint holds is as long as the spans were, which then change."""
+    """The memory in the checkpoint is as long as the spans then, which change afterwards."""
     begun = learned / "checkpoint_1_4.pt"
     state = torch.load(begun, weights_only=True)["extra_state"]["train_iterator"]
     assert [len(hidden[0]) for hidden in state["recurrence"]["layers"]] == [12, 12]

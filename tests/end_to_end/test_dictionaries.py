@@ -1,4 +1,4 @@
-"""A checkpoint is used with the dictionaries of its training, in whichever command."""
+"""Every command refuses a checkpoint with other dictionaries than those of its training."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from tests.end_to_end.trainings import training, translation
 
 
 def reverse(data, folder):
-    """A copy of a data folder with the symbols of its dictionaries in another order."""
+    """Copy a data folder, with the symbols of its dictionaries in reverse order."""
     other = shutil.copytree(data, folder)
     for path in other.glob("dict.*.txt"):
         path.write_text("\n".join(path.read_text().splitlines()[::-1]) + "\n")

@@ -93,7 +93,7 @@ def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
     [(1, ("--model-overrides", "{'mem_len': 6}")), (0, ("--extended-context", 5))],
 )
 def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
-    # three streams and segments of 3, in place of four and 8
+    # validate in 3 streams and segments of 3; training has 4 streams and segments of 8
     words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
     --init-std 0.5 --mem-len {mem_len} --max-update 20 --valid-subset test --batch-size-valid 3
     --tokens-per-sample-valid 3"""
@@ -104,7 +104,7 @@ def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_le
     expected = loss(evaluate(data, checkpoint, *layout, *as_evaluated))
     logged = re.findall(r"on 'test' subset \| loss ([\d.]+)", printed)
     assert float(logged[-1]) == pytest.approx(expected, abs=6e-4)
-    # what it reads matters
+    # the tokens that it reads back change the loss
     assert float(logged[-1]) != pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=2e-3)
 
 
@@ -120,7 +120,7 @@ def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpo
     assert bits == pytest.approx(nats / np.log(2), abs=6e-5)
     assert perplexity == pytest.approx(np.exp(nats), abs=6e-3)
     assert 0 < count == sum(token != "</s>" for token, _ in tokens) < len(tokens)
-    # the headline counts them
+    # the headline figure includes line ends
     every = -np.mean([float(found) for _, found in tokens])
     assert loss(printed) == pytest.approx(every / np.log(2), abs=6e-5)
 
@@ -132,7 +132,7 @@ def assert_named(printed, names):
     assert "usage:" not in printed
 
 
-# what an error names: options, their values, what to give
+# an error names options, their values and what to give
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -148,7 +148,7 @@ def assert_named(printed, names):
     ],
 )
 def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, options, names):
-    # as where there is no GPU
+    # as on a machine without a GPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     folder, model = tmp_path / "none", () if "--arch" in options else MODEL
     words = ("--max-update", 1, *options.split())
@@ -176,7 +176,7 @@ def test_the_task_of_an_evaluation_is_in_the_checkpoint(data, checkpoint):
     given = (*USER_DIR, "--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", 64)
     printed = run("fairseq-eval-lm", data, *given)
     assert loss(printed) == loss(evaluate(data, checkpoint, "--tokens-per-sample", 64))
-    # only where it matters
+    # the warning appears only if it applies
     short = "no stream is longer than a segment of 64 tokens"
     assert short not in printed
     assert short in run("fairseq-eval-lm", data, *given, "--batch-size", 8)

@@ -18,7 +18,7 @@ def test_each_prompt_is_continued_to_the_end_of_its_line(data, checkpoint):
     printed = run("fairseq-interactive", data, *TASK, *words, *together, text="\n".join(prompts))
     for prompt, found in zip(prompts, hypotheses(printed), strict=True):
         assert found.startswith(prompt)
-        # the least length counts what follows a prompt
+        # the minimum length does not include the prompt
         assert len(found.split()) - len(prompt.split()) >= 12
         assert "</s>" not in found
 
@@ -43,7 +43,7 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
     assert len(targets) == len(found) > 0
     for target, hypothesis in zip(targets, found, strict=True):
         assert hypothesis.split()[:4] == target.split()[:4] or len(target.split()) < 4
-        # fairseq leaves out a last </s>
+        # fairseq does not print a final </s>
         assert len(hypothesis.split()) in (11, 12)
 
 

@@ -1,4 +1,4 @@
-"""fairseq-hydra-train: presets and the losses are those of fairseq-train, and of recipes."""
+"""fairseq-hydra-train gives the same models and losses as fairseq-train with a recipe."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ NARROW = {
     "dataset.batch_size": 4,
 }
 MEMORY = {"slots": 64, "knn": 4, "query_dim": 8, "layers": "2"}
-# of each paper: a recipe, its task, and what makes it small
+# for each paper: a recipe, its task, and options that make it small
 TINY = {
     "transformer_xl/enwik8_base": (
         "segment_language_modeling",
@@ -45,7 +45,7 @@ TINY = {
         },
     ),
 }
-# validation after the epoch, which a recipe may leave out, and in batches that there are
+# validate after the epoch, which a recipe may omit, in batches that the small data can fill
 SHORT = {
     "common.cpu": "true",
     "dataset.num_workers": 0,
@@ -60,7 +60,7 @@ def yaml(recipe):
     return ("--config-dir", EXAMPLES / room / "config", "--config-name", name)
 
 
-# one of them in make test
+# make test runs only one of them
 @pytest.mark.parametrize(
     "recipe",
     [pytest.param(name, marks=[pytest.mark.slow] if n else []) for n, name in enumerate(TINY)],
@@ -77,7 +77,7 @@ def test_a_recipes_yaml_trains_as_its_command_does(recipe, tmp_path, corpora):
     by_command.mkdir()
     places = {"data": str(source.parent), "checkpoints": str(by_command)}
     given = words(room, name, "train", *flags, **places)
-    # the commands are forked from a process that has loaded the plugin
+    # the commands are forked from a process that has loaded the plugin from PLUGIN
     given[given.index("--user-dir") + 1] = PLUGIN
     run("fairseq-train", *given, folder=tmp_path)
     given = {"task.data": source, "checkpoint.save_dir": "hydra", "common.user_dir": PLUGIN}
@@ -100,15 +100,15 @@ def test_a_recipes_yaml_trains_as_its_command_does(recipe, tmp_path, corpora):
 
 @pytest.mark.slow
 def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
-    """One process trains them all, in folders of Hydra's own: paths have to be absolute.
+    """One process trains all models in Hydra's own folders, so paths have to be absolute.
 
-    It is the command itself, without what makes Hydra quick in other tests.
+    This runs the real command, without the shortcuts of tests/quick_hydra.py.
     """
     recipe = "transformer_xl/enwik8_base"
     values = SHORT | TINY[recipe][1] | {"task.data": data, "common.user_dir": PLUGIN}
     values |= {"checkpoint.save_dir": f"{tmp_path}/lr_${{optimization.lr.0}}"}
     overrides = (f"++{option}={value}" for option, value in values.items())
-    # the first is the better one
+    # the first learning rate is the better one
     sweep = ("-m", "optimization.lr=[0.01],[0.000001]", *overrides)
     command = Path(sys.executable).with_name("fairseq-hydra-train")
     subprocess.run([*map(str, (command, *yaml(recipe), *sweep))], cwd=tmp_path, check=True)

@@ -1,4 +1,4 @@
-"""The plugin loads by path, installed, twice and in spawned workers; a bad fairseq is explained."""
+"""The plugin loads by path, installed, twice and in spawned workers; an old fairseq is reported."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ assert "all_attention_lm_tiny" in ARCH_MODEL_REGISTRY
 assert "segment_loss" in CRITERION_REGISTRY
 print("loaded from", fairseq_plugins.__path__[0])
 """
-# fairseq spawns one process a GPU, and each of them imports --user-dir anew
+# fairseq spawns one process per GPU, and each of them imports --user-dir anew
 SPAWN = """
 import multiprocessing, sys, work
 if __name__ == "__main__":
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 
 def python(*words, path="", cwd="/"):
-    """Run Python in a folder that knows nothing of the repository."""
+    """Run Python outside of the repository."""
     variables = environment(PYTHONPATH=str(path))
     words = [sys.executable, *map(str, words)]
     return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=variables)

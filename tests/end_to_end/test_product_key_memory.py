@@ -25,7 +25,7 @@ TASK = (*USER_DIR, "--task", "language_modeling")
 def train_lm(corpora, folder, *options):
     """Train a language model with memories for 6 updates."""
     words = training(corpora, "product_key_memory", folder, "--max-update", 6, *options)
-    # an option of one optimizer
+    # only adam_with_memory has this option
     without = ("--memory-lr", "0.01") if "adam" in options else ()
     return run(*(word for word in words if word not in without))
 
@@ -36,7 +36,7 @@ def evaluate_lm(data, checkpoint, length=16, fails=False):
 
 
 def measured(printed):
-    """Names of the memory figures that the last validation logged."""
+    """Return the names of the memory figures that the last validation logged."""
     figures = logged(printed)["valid", 6]
     assert all(float(figures[name]) > 0 for name in figures if "memory" in name)
     return sorted(name for name in figures if "memory" in name)
@@ -49,7 +49,7 @@ def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_to
     printed = evaluate_lm(data, path)
     assert tokens_evaluated(printed) == test_tokens
     assert loss(printed) < math.log2(24)
-    # fairseq would leave the blocks out, and report a perplexity of 1
+    # fairseq would drop all blocks and report a perplexity of 1
     assert "--tokens-per-sample is 1024" in evaluate_lm(data, path, length=1024, fails=True)
     words = ("--path", path, "--tokens-per-sample", 16, "--beam", 2, "--max-len-b", 9)
     printed = run("fairseq-interactive", data, *TASK, *words, *ALL, text="the cat\n")
@@ -57,7 +57,7 @@ def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_to
 
 
 def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tokens):
-    """With dense gradients."""
+    """Adam trains them with dense gradients."""
     options = """--memory-layers 1,2 --memory-interleave --memory-value-dim 8 --optimizer adam
     --no-decoder-learned-pos --checkpoint-activations"""
     printed = train_lm(corpora, tmp_path, *options.split())
@@ -96,7 +96,7 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(corpora, data, traine
     changed = (parameters(model)[table] != parameters(tuned)[table]).any(1)
     assert changed.any()
     assert not changed[torch.from_numpy(~rare)].any()
-    # the file is not needed any longer
+    # the file is no longer needed
     file.unlink()
     evaluate_lm(data, tuned / "checkpoint_last.pt")
 
@@ -120,7 +120,7 @@ def test_tables_are_trained_resumed_averaged_and_scored(
     if dtype == "bf16":
         for table in saved["last_optimizer_state"]["tables"]:
             assert len(table["rows"]) == len(table["exp_avg"]) <= table["slots"] == 64
-        # fairseq saves in single precision what has less
+        # fairseq saves half-precision tensors in single precision
         assert tables[0].dtype == torch.float32
         assert torch.equal(tables[0], tables[0].bfloat16().float())
     mean = tmp_path / "average.pt"

@@ -1,4 +1,4 @@
-"""Models from Python give what fairseq's commands print, to the digit."""
+"""Models in Python give the same results as fairseq's commands, in every printed digit."""
 
 import math
 import re
@@ -23,13 +23,13 @@ from tests.scripts.evaluate.saved_memory_models import TOKENS, write_all
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Models with memories and random weights, a text in letters, and pairs of sentences."""
+    """Write models with memories and random weights, a text of letters, and sentence pairs."""
     return write_all(tmp_path_factory.mktemp("saved"))
 
 
 @pytest.fixture(scope="module")
 def model(checkpoint, data):
-    """The small model."""
+    """Load the small all-attention model."""
     return load(checkpoint, data)
 
 
@@ -39,7 +39,7 @@ def text(data):
 
 
 def assert_printed(score, printed):
-    """In the digits that fairseq-eval-lm prints."""
+    """Check a score against the output of fairseq-eval-lm, in the digits that it prints."""
     assert len(score) == tokens_evaluated(printed)
     np.testing.assert_allclose(score.log_probs, log_probabilities(printed), atol=1.1e-6)
     assert f"{score.nats / math.log(2):.4f}" == f"{loss(printed):.4f}"
@@ -75,7 +75,7 @@ def test_a_split_is_scored_as_fairseq_eval_lm_does(data, transformer_xl):
     losses = load(transformer_xl, data, **changed).score_split("test", batch_size=3)
     assert len(losses) == tokens_evaluated(printed)
     assert f"{losses.mean() / math.log(2):.4f}" == f"{loss(printed):.4f}"
-    # each of the three counts
+    # each of the three options has an effect
     for option, value in (("mem_len", 12), ("same_length", False), ("clamp_len", None)):
         other = load(transformer_xl, data, **{**changed, option: value})
         other_losses = other.score_split("test", batch_size=3)
@@ -87,7 +87,7 @@ def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
     path = ("--path", saved / "blocks.pt", "--gen-subset", "test", "--tokens-per-sample", 10)
     printed = run("fairseq-eval-lm", saved / "text", *task, *path, "--output-word-probs")
     blocks = load(saved / "blocks.pt", saved / "text")
-    # fairseq takes them in an order of its own
+    # fairseq scores the blocks in its own order
     of_blocks = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
     in_order = "\n".join(line for _, line in sorted(of_blocks, key=lambda block: int(block[0])))
     letters = re.findall(r"(\S+) \[-", in_order)

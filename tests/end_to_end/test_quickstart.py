@@ -15,7 +15,7 @@ from tests.end_to_end.commands import ROOT, forked
 
 @pytest.mark.slow
 def test_all_steps_after_the_corpus(tmp_path, monkeypatch, capsys):
-    # the corpus of a small library: this repository's scripts
+    # a corpus from a small library, which is made of this repository's scripts
     library = tmp_path / "library"
     library.mkdir()
     scripts = sorted((ROOT / "scripts").glob("*/[a-z]*.py"))
@@ -38,7 +38,7 @@ def test_all_steps_after_the_corpus(tmp_path, monkeypatch, capsys):
     figures = result["bits_per_character"]
     printed = capsys.readouterr().out
     for name in quickstart.RECURRENCES:
-        # a model that has learnt nothing
+        # a model that has learned nothing
         assert 1 < figures[f"model, recurrence {name}"] < 8
         assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
     assert re.search(r"^100 %, +\d+ s: training \d", printed, re.MULTILINE)
@@ -52,7 +52,7 @@ def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     few = {"--max-update": "2", "--save-interval-updates": "1", "--max-tokens": "600"}
     for name, value in few.items():
         training[training.index(name) + 1] = value
-    # other processes take long to start
+    # worker processes take long to start
     preparation = [*translation.PREPARATION_OPTIONS, "--workers", "1"]
     monkeypatch.setattr(translation, "CORPUS_OPTIONS", corpus)
     monkeypatch.setattr(translation, "PREPARATION_OPTIONS", preparation)
@@ -63,7 +63,7 @@ def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     printed = capfd.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["updates"], result["sentences"], result["pairs"]["test"]) == (2, 12, 12)
-    # hardly any pair is left out by its length
+    # hardly any pair is dropped because of its length
     assert result["pairs"]["train"] > 290
     examples = re.findall(r"^source: .*\ntranslation: .*\nreference: .*$", printed, re.MULTILINE)
     assert len(examples) == translation.EXAMPLES

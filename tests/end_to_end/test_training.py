@@ -1,6 +1,6 @@
-"""fairseq-train: what validation, stopping, workers and precision may and may not change.
+"""fairseq-train: how validation, resuming, workers and precision affect a training.
 
-A resumed training ends where the unbroken one would, and says why where that is at once.
+A resumed training ends with the result of an unbroken one, and says so if it is already complete.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ ROUNDED = {"rtol": 1e-4, "atol": 1e-6}
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """Folder of a run of 8 updates without validation, and its log."""
+    """Return the folder of a run of 8 updates without validation, and its log."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     (folder / "log").write_text(train(data, folder, *STEPS, *LOGGED))
     return folder
@@ -89,7 +89,7 @@ def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, 
         printed = train(data, folder, *STEPS, workers=workers)
         assert "resuming with recurrence, after 24 tokens of each stream" in printed
         assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
-    # without the memory it ends elsewhere
+    # without the memory, training ends with other weights
     path = cold / "checkpoint_last.pt"
     state = torch.load(path, weights_only=True)
     del state["extra_state"]["train_iterator"]["recurrence"]
@@ -103,13 +103,13 @@ def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, 
 @pytest.mark.parametrize(
     ("criterion", "rest"),
     [
-        # the last segment of some streams is empty, which adaptive softmax takes none of
+        # the last segment of some streams is empty, which adaptive softmax does not accept
         (
             "--adaptive-input --adaptive-input-cutoff 8 --adaptive-softmax-cutoff 8 "
             "--tie-adaptive-weights",
             0,
         ),
-        # or has padding on one worker alone
+        # or has padding on only one worker
         ("--half-loss", 2),
     ],
 )
@@ -128,10 +128,10 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
 @pytest.mark.parametrize(
     "precision",
     [
-        # fairseq mixes precisions on GPUs only: on a CPU this shows that the option is harmless,
-        # and tests/gpu that mixed precision works
+        # fairseq mixes precisions on GPUs only: this shows that the option is harmless on a CPU;
+        # tests/gpu has tests of mixed precision
         ("--amp",),
-        # without parts: test_all_attention.py
+        # test_all_attention.py tests these without --batch-split
         ("--bf16", "--batch-split", 3),
         (*FP16, "--batch-split", 3),
     ],
@@ -147,7 +147,7 @@ def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
 
 def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_path):
     printed = train(data, tmp_path, "--max-update", 3, "--batch-split", 3, *LOGGED)
-    # resumed in other parts
+    # resume with another --batch-split
     printed += train(data, tmp_path, *STEPS, "--batch-split", 2, *LOGGED)
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
     assert [updates for _, updates in logged(printed)] == list(range(1, 9))
@@ -156,7 +156,7 @@ def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_pa
 
 @pytest.mark.slow
 def test_a_checkpoint_holds_plain_containers(transformer_xl):
-    # in a process that has never heard of fairseq or of this package
+    # load it in a process that has not imported fairseq or this package
     script = "import sys, torch; torch.load(sys.argv[1], weights_only=True); print('loaded')"
     words = [sys.executable, "-c", script, transformer_xl]
     done = subprocess.run(words, capture_output=True, text=True, env=environment())
@@ -169,14 +169,14 @@ SHORT = ("--tokens-per-sample", 60)
 
 def test_patience_is_what_it_was(data, tmp_path):
     def epochs(most, patience):
-        # nothing improves
+        # with learning rate 0, nothing improves
         words = (*SHORT, "--lr", 0, "--max-epoch", most, "--patience", patience)
         printed = train(data, tmp_path, *words)
         return list(map(int, re.findall(r"end of epoch (\d+) \(", printed))), printed
 
     assert epochs(3, 3)[0] == [1, 2, 3]
     assert epochs(9, 3)[0] == [4]
-    # and then it is complete, until more is given
+    # then the training is complete, until --patience is larger
     trained, printed = epochs(9, 3)
     assert trained == []
     assert "has not improved in 3 validations, and --patience is 3; give more" in printed
@@ -185,7 +185,7 @@ def test_patience_is_what_it_was(data, tmp_path):
 
 def test_a_plateau_scheduler_goes_on(data, tmp_path):
     def rates(folder, most):
-        # too little to count as better
+        # improvements at this rate are too small to count
         scheduler = "--lr 1e-7 --lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-shrink 0.5"
         printed = train(data, folder, *SHORT, *scheduler.split(), "--max-epoch", most)
         return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
@@ -193,7 +193,7 @@ def test_a_plateau_scheduler_goes_on(data, tmp_path):
     expected = rates(tmp_path / "whole", 6)
     assert len(expected) == 6
     assert len(set(expected)) == 3
-    # the rate has shrunk once, and one epoch was no better since
+    # at the break, the rate has shrunk once, and one epoch since has brought no improvement
     assert rates(tmp_path / "broken", 4) + rates(tmp_path / "broken", 6) == expected
     assert_equal(parameters(tmp_path / "broken"), parameters(tmp_path / "whole"), **EXACT)
 

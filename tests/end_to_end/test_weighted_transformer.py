@@ -16,7 +16,7 @@ LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
 
 
 def last(folder):
-    """The branch weights of the last checkpoint, and how many updates each attention counts."""
+    """Return the branch weights of the last checkpoint, and the updates counted for each layer."""
     state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
     found = {name: x for name, x in state["model"].items() if name.endswith((".kappa", ".alpha"))}
     assert len(found) == 4
@@ -25,7 +25,7 @@ def last(folder):
 
 @pytest.fixture(scope="module")
 def model(trained):
-    """Folder of the model."""
+    """Return the folder of the trained model."""
     return trained("weighted_transformer")
 
 
@@ -45,7 +45,7 @@ def test_it_is_trained_and_its_weights_are_logged(model):
 
 @pytest.fixture(scope="module")
 def generated(pairs, model):
-    """What fairseq-generate printed: score and text by the number of the sentence."""
+    """Return the scores and texts that fairseq-generate printed, by the number of the sentence."""
     path = ("--path", model / "checkpoint_last.pt", "--beam", 4, "--print-alignment")
     how = (*ALL, "--batch-size", 8, "--cpu", "--lenpen", 0.6)
     printed = run("fairseq-generate", pairs, *USER_DIR, *path, *how)
@@ -68,7 +68,7 @@ def test_translations_are_evaluated_with_what_weighs_the_branches(
         words += ("--output", output, "--", "--num-workers", 0, "--cpu", "--batch-size", 8)
         assert evaluate_translation.main(list(map(str, words))) == 0
         found[replaced] = (output / "translation.txt").read_text(encoding="utf-8").splitlines()
-    # in the order of the text, which is another one than that of fairseq-generate
+    # translations are in the order of the text; fairseq-generate prints another order
     in_order = [text for _, (_, text) in sorted(generated.items())]
     assert found["learned"] == evaluate_translation.detokenize(in_order, "de")
     assert len(set(in_order)) > 2
@@ -78,7 +78,7 @@ def test_translations_are_evaluated_with_what_weighs_the_branches(
 def test_python_translates_as_fairseq_does(pairs, model, generated):
     loaded = fairseq_plugins.load(model / "checkpoint_last.pt", pairs)
     sentences = (pairs.parent / "test.en").read_text(encoding="utf-8").splitlines()
-    # fairseq-generate takes batches of like length, too, and computes no sentence otherwise
+    # fairseq-generate also batches sentences of similar length, so that results are the same
     options = {"beam": 4, "batch_size": 8, "length_penalty": 0.6}
     found = loaded.hypotheses(sentences, **options)
     assert len(found) == 31
@@ -93,7 +93,7 @@ def test_python_translates_as_fairseq_does(pairs, model, generated):
 
 def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, model, tmp_path):
     codes = tmp_path / "codes"
-    # of letters, which are unknown, but for one word
+    # only one word is merged; all others become letters, which are unknown
     codes.write_text("#version: 0.2\nc a\nca t</w>\n", encoding="utf-8")
     steps = {"tokenizer": "moses", "bpe": "subword_nmt", "bpe_codes": str(codes)}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in steps.items()]

@@ -53,15 +53,15 @@ def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
 
 
 def test_two_workers_with_shards_resume_what_one_learns(data, tmp_path):
-    # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a
-    # large epsilon keeps Adam from making steps of them
+    # batch norm cancels the bias before it, whose gradient consists of rounding errors: a large
+    # epsilon keeps Adam from turning them into steps
     how = f"""--arch transformer_xl --decoder-layers 2 --decoder-embed-dim 16
     --decoder-attention-heads 2 --decoder-ffn-embed-dim 16 --mem-len 8
     --memory-layers 2 --memory-query-batch-norm {MEMORY}
     --adam-eps 1e-3 --lr 0.01 --memory-lr 0.05 --clip-norm 0.5""".split()
     one, two = tmp_path / "one", tmp_path / "two"
     train(data, one, "--max-update", 4, "--disable-validation", *how, model=())
-    # with validation, before which the memories of the streams are gathered
+    # with validation, before which the recurrence of all streams is gathered
     for updates, shards in (
         (2, ()),
         (3, ("--memory-shard-values",)),

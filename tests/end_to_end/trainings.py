@@ -1,4 +1,4 @@
-"""A small training of each paper, its data, and how its commands are given and read."""
+"""A small training of each paper, and helpers to compose commands and read their results."""
 
 import json
 import re
@@ -19,7 +19,7 @@ NARROW = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2 
 TRAININGS = {
     "transformer_xl": (
         "text",
-        # weights of the published size would leave so small a model indifferent to its past
+        # with weights of the published size, so small a model would hardly depend on its past
         f"""{SEGMENTS} --arch transformer_xl {NARROW} --decoder-ffn-embed-dim 32 --mem-len 12
         --init-std 0.3 --optimizer adam --lr 0.005 --clip-norm 0.25""",
     ),
@@ -50,7 +50,7 @@ _TIMES = ("wps", "ups", "wall", "train_wall", "gb_free")
 
 
 def training(corpora, paper, folder, *options):
-    """Words of fairseq-train for the training of a paper, saved in a folder."""
+    """Return the words of fairseq-train for a paper's training that is saved in a folder."""
     data, model = TRAININGS[paper]
     logs = ("--cpu", "--seed", 1, "--log-format", "json", "--log-interval", 1)
     words = ("fairseq-train", corpora[data], *USER_DIR, *model.split(), *ALL, *logs)
@@ -58,7 +58,7 @@ def training(corpora, paper, folder, *options):
 
 
 def translation(data, checkpoint):
-    """Words of fairseq-generate for a checkpoint of a translation model."""
+    """Return the words of fairseq-generate for a checkpoint of a translation model."""
     return (
         *("fairseq-generate", data, *USER_DIR, "--path", checkpoint, "--cpu", *ALL),
         *("--beam", 2, "--max-len-b", 12),
@@ -66,7 +66,7 @@ def translation(data, checkpoint):
 
 
 def logged(printed):
-    """Numbers that a training printed but for times, by their kind and the number of updates."""
+    """Return the numbers that a training logged, except times, by kind and number of updates."""
     found = {}
     for kind, line in re.findall(r"\| (train_inner|valid) \| ({.*})$", printed, re.MULTILINE):
         values = json.loads(line)
@@ -80,12 +80,12 @@ def logged(printed):
 
 
 def parameters(folder):
-    """Weights of the last checkpoint."""
+    """Return the weights of the last checkpoint."""
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
 def assert_equal(one, other, **tolerance):
-    """All weights of two models agree."""
+    """Check that all weights of two models agree."""
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(one[name], other[name], **tolerance, msg=name)
@@ -108,12 +108,12 @@ def _tensors(state, name):
 
 
 def read_tensors(path):
-    """Tensors of a checkpoint file but for the times in it, by their place."""
+    """Return the tensors of a checkpoint file, except times, by their path in it."""
     return _tensors(torch.load(path, map_location="cpu", weights_only=True), "")
 
 
 def assert_refused(status, printed, *named):
-    """A command ended with a sentence that names all of these, and without a traceback."""
+    """Check that a command failed with an error that names all of these, without a traceback."""
     assert status, f"it is accepted: {printed[-2000:]}"
     assert status > 0, f"a signal ended it: {printed[-2000:]}"
     assert "Traceback (most recent call last)" not in printed, printed[-4000:]

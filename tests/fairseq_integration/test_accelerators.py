@@ -1,9 +1,9 @@
-"""Updates as an accelerator computes them: where the host waits, and tensors that stay behind.
+"""Updates on an accelerator: where the host waits, and whether all tensors are on the device.
 
-Torch's meta device has shapes and no numbers. An operation there fails if it needs a number, or a
-tensor of another device. So a pass that ends has all tensors in place, and each number that the
-host asks for is seen. Not here: fairseq's adaptive input and softmax, which ask for the tokens of
-each band themselves.
+Torch's meta device has shapes but no numbers. An operation there fails if it needs a number or a
+tensor of another device. So if a pass succeeds, all tensors were on the device, and each number
+that the host asked for was noticed. fairseq's adaptive input and softmax are not tested: they ask
+for the tokens of each band themselves.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ from tests.every_model import CASES, criterion_of, sample_of
 from tests.gpu.host_waits import SPANS_READ, WAITS, asker
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
-# how often functions of ours make the host wait in an update
+# how often our functions make the host wait in an update
 OFTEN = {case: {SPANS_READ: 1} for case in ("spans", "spans with epsilon")}
 # cases that also run in plain single precision; mixed precision covers the other ones
 SINGLE_CASES = ["transformer_xl", "shaw", *OFTEN, "memory", "memory, all options", "flat keys"]
 SINGLE_CASES += ["branches, shake", "branches, as-written"]
-# of two streams of 8 tokens, of which one ends with padding
+# two streams of 8 tokens, one of which ends with padding
 PADDED = {"ntokens": 15, "stream_tokens": [8, 7], "start_indices": [0, 0]}
-# operations that autocast gives half and single precision
+# operations that autocast runs in half precision, and in single precision
 HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
 FLOAT = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
 FLOAT |= {F.cross_entropy, Tensor.log_softmax, torch.log_softmax, Tensor.logsumexp}
 
 
 class Autocast(TorchFunctionMode):
-    """What autocast does to the dtypes of operations: torch has none of this device."""
+    """Convert dtypes as autocast does; torch has no autocast for the meta device."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Autocast(TorchFunctionMode):
 
     @contextlib.contextmanager
     def block(self, *kind, enabled=True, **how):
-        """Be torch.autocast."""
+        """Stand in for torch.autocast."""
         before, self.enabled = self.enabled, enabled
         yield
         self.enabled = before
@@ -69,7 +69,7 @@ class Autocast(TorchFunctionMode):
 
 @contextlib.contextmanager
 def numbers_read(monkeypatch, amp=False):
-    """Give the host a number wherever it asks for one; yields the functions of ours that asked."""
+    """Give the host a number whenever it asks for one; yield counts of our functions that ask."""
     asked = Counter()
 
     def note():
@@ -92,7 +92,7 @@ def numbers_read(monkeypatch, amp=False):
         for name, kind in [("__bool__", bool), ("__int__", int), ("__float__", float)]:
             patch.setattr(Tensor, name, lambda x, kind=kind: (note(), kind(1))[1])
         patch.setattr(Tensor, "item", item)
-        # fairseq's sends the norm to the CPU unless it is of a GPU
+        # fairseq's function moves the norm to the CPU unless it is on a GPU
         patch.setattr(fairseq.utils, "clip_grad_norm_", clip_grad_norm)
         autocast = Autocast()
         with autocast if amp else contextlib.nullcontext():
@@ -103,13 +103,13 @@ def numbers_read(monkeypatch, amp=False):
 
 
 def clip_grad_norm(parameters, max_norm, aggregate_norm_fn=None):
-    """Return a number of the device of all gradients."""
+    """Return a number on the device that all gradients are on."""
     (device,) = {p.grad.device for p in parameters if p.grad is not None}
     return torch.empty((), device=device)
 
 
 def optimizer_of(model):
-    """An optimizer for a model, and whether its first update differs from later ones."""
+    """Return an optimizer for a model, and whether its first update differs from later ones."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     names = {type(module).__name__ for module in model.modules()}
     if "AdaptiveSpan" in names:
@@ -137,14 +137,14 @@ def test_a_padded_batch_is_split_without_a_number(monkeypatch):
         for case in CASES
         for precision in ("fp32", "bf16", "amp")
         if precision != "fp32" or case in SINGLE_CASES
-        # torch's own code sets autocast again where it recomputes
+        # torch's own code sets autocast again when it recomputes
         if (case, precision) != ("recomputed", "amp")
     ],
 )
 def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
     build, criterion = CASES[case]
     with torch.device("meta"):
-        # some of fairseq's buffers are of the CPU at first
+        # some of fairseq's buffers start on the CPU
         model = build().to("meta").train()
     if precision == "bf16":
         model.bfloat16()

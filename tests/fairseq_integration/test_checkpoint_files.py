@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, folders are locked, weights that do not fit are named."""
+"""Checkpoints are written completely or not at all; folders are locked; misfits are named."""
 
 import errno
 import fcntl
@@ -28,7 +28,7 @@ def saved(tmp_path):
 @pytest.mark.parametrize("failures", [2, 3])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "away"), RuntimeError("unexpected pos 64")])
 def test_a_checkpoint_is_written_in_three_tries(saved, monkeypatch, failures, error):
-    """As fairseq does, because a disk may be away for a moment; torch says so of a full one."""
+    """fairseq does so, too: a disk may be away for a moment. RuntimeError is torch's full disk."""
     save, left = torch.save, [error] * failures
 
     def fail_at_first(content, file):
@@ -54,7 +54,7 @@ def test_a_checkpoint_is_written_in_three_tries(saved, monkeypatch, failures, er
     ("number", "kept"), [(errno.ENOSPC, True), (errno.EIO, True), (errno.EINVAL, False)]
 )
 def test_what_a_disk_reports_at_the_end_counts(saved, monkeypatch, number, kept):
-    """But not that it cannot tell."""
+    """EINVAL does not count: the disk cannot tell."""
 
     def fail(descriptor):
         raise OSError(number, os.strerror(number))
@@ -82,7 +82,7 @@ def test_two_trainings_do_not_write_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "LOCK_TRIES", 0)
     mine, others = tmp_path / "mine", tmp_path / "others"
     others.mkdir()
-    # one training may go on there
+    # the same training may lock it again
     for _ in range(2):
         checkpoint_files.lock_folder(mine)
     with pytest.raises(BlockingIOError):

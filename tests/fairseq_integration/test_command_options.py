@@ -1,4 +1,4 @@
-"""Options of fairseq's commands: what has no effect is refused, and checkpoints know their task."""
+"""fairseq's commands refuse options without effect, and take the task from the checkpoint."""
 
 import argparse
 
@@ -30,7 +30,7 @@ def test_what_segment_language_models_cannot_do_is_refused(option):
     for command in ("generate", "interactive"):
         with pytest.raises(ValueError, match=f"^{flag} with --task segment_language_modeling: .*"):
             parse(command, *SEGMENTS, *words)
-        # fairseq's translation can
+        # fairseq's translation accepts it
         assert getattr(parse(command, "--task", "translation", *words), option)
 
 
@@ -52,7 +52,7 @@ def test_options_of_blocks_are_explained(option, capsys):
         (SEGMENTS[1], "interactive", (), SEGMENTS[1]),
         (SEGMENTS[1], "generate", SEGMENTS, SEGMENTS[1]),
         (SEGMENTS[1], "eval-lm", ("--task", "language_modeling"), "language_modeling"),
-        # fairseq's own tasks stay as they are by default
+        # for fairseq's own tasks, the default task stays
         ("language_modeling", "interactive", (), "translation"),
         ("unknown", "eval-lm", (), "language_modeling"),
     ],

@@ -1,4 +1,4 @@
-"""The share of <unk>, logged for data of fairseq's tasks and of this package's."""
+"""The share of <unk> is logged for data of fairseq's tasks and of this package's tasks."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Ways to share out a training that do not go with these models are refused when one is built."""
+"""Building a model refuses the kinds of distributed training that it does not support."""
 
 import re
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ SPANS |= {"persistent_vectors": 5, **SIZES}
 SPARSE = {**PLAIN, **MEMORY, "memory_layers": "2"}
 BRANCHES = {"_name": "weighted_transformer_tiny", "encoder_layers": 1, "decoder_layers": 1}
 MODELS = [PLAIN, SPANS, SPARSE, BRANCHES]
-# rows of the table of docs/training.md that are about how a training is shared out
+# rows about distributed training in the table of docs/training.md
 BACKENDS = ("legacy_ddp", "no_c10d", "pytorch_ddp", "c10d", "fully_sharded", "slowmo")
 SHARED_OUT = {
     **{backend: {"ddp_backend": backend} for backend in BACKENDS},
@@ -31,14 +31,14 @@ SHARED_OUT = {
 
 
 def build(model, group="distributed_training", from_checkpoint=False, **options):
-    """A model as fairseq-train and fairseq-hydra-train build it."""
+    """Build a model as fairseq-train and fairseq-hydra-train do."""
     root = OmegaConf.create(
         {
             "task": tiny.SEGMENTS,
             "model": model,
             "optimizer": {"_name": "adam_with_memory"},
             group: options,
-            # other groups take it over from there
+            # other groups refer to these values
             "bmuf": {name: f"${{{group}.{name}}}" for name in options},
         }
     )

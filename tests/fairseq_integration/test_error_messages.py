@@ -1,4 +1,4 @@
-"""Errors name options where a model translates them, and end fairseq's commands in a sentence."""
+"""Errors name command-line options, and fairseq's commands end with a sentence."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from fairseq_plugins.fairseq_integration.error_messages import errors_name_optio
 from fairseq_plugins.fairseq_integration.registration import register
 from fairseq_plugins.segment_language_model.attention_blocks import rel_shift
 
-# not by itself where another test has imported the layers alone
+# this does not happen by itself if another test has imported only the layers
 register()
 
 
@@ -34,7 +34,7 @@ def refused_to_fairseq(path):
         (refused, True),
         (refused_to_fairseq, True),
         (lambda path: int("none"), False),
-        # raised here, of too few dimensions
+        # raised in this package, but not on purpose: too few dimensions
         (lambda path: rel_shift(torch.zeros(3), 2), False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Recomputed forward passes are known, and inference computes once what it needs of the weights."""
+"""Recomputed forward passes are recognized; inference caches what it computes from the weights."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ def test_the_second_pass_of_activation_checkpointing_is_known(run, passes):
 
 
 class Summing:
-    """The sum of weights, and how many times it was computed."""
+    """The cached sum of weights, and how many times it was computed."""
 
     def __init__(self):
         self.cache = InferenceCache()
@@ -65,9 +65,9 @@ def test_nothing_is_recomputed_while_the_weights_stay_unless_it_is_cleared(weigh
     total = Summing()
     first = total(weights)
     (weights[0].sum() + weights[1].sum()).backward()
-    # any iterable of them will do
+    # any iterable of weights will do
     assert total(iter(weights)) == first
-    # as fairseq's optimizers do: autograd sees nothing of it
+    # like an update of fairseq's optimizers, which autograd does not notice
     weights[0].data.mul_(2)
     assert total(weights) == first
     assert total.computed == 1
@@ -82,7 +82,7 @@ def test_nothing_is_recomputed_while_the_weights_stay_unless_it_is_cleared(weigh
 
 def give_other_data_in_the_same_place(weights):
     place = weights[1].data_ptr()
-    # if the first data is let go of now, other data soon lies where it lay
+    # once the first data is freed, other data soon gets the same address
     weights[1].data = torch.empty(0)
     others = [torch.randn(3)]
     while others[-1].data_ptr() != place and len(others) < 500:

@@ -38,7 +38,7 @@ from tests.tiny import dictionary
 @pytest.fixture(autouse=True)
 def fairseq_without_a_gpu(monkeypatch):
     """Let fairseq's flat copies and torch's gradient scaler work on a CPU."""
-    # fairseq files a flat copy under the GPU's index, and looks for that of a parameter's device
+    # fairseq stores a flat copy by the GPU's index, and looks it up by a parameter's device
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(
         torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu")
@@ -46,7 +46,7 @@ def fairseq_without_a_gpu(monkeypatch):
 
 
 def configuration(name, **common):
-    """fairseq's options for an optimizer."""
+    """Return fairseq's options for an optimizer."""
     cfg = OmegaConf.structured(FairseqConfig())
     adam = {"adam_betas": "(0.9, 0.98)", "tpu": False} if name == "adam" else {}
     cfg.optimizer = {"_name": name, "lr": [0.3], **adam}
@@ -96,7 +96,7 @@ def test_a_rule_is_read_by_its_kind():
     set_update_rule(ruled, rule)
     assert update_rule(ruled, Schedule) is update_rule(ruled, UpdateRule) is rule
     assert update_rule(ruled, Link) is update_rule(other, Schedule) is None
-    # fairseq's own use of the attribute, names of groups, is no rule
+    # the name of a group, fairseq's own use of the attribute, is not a rule
     other.param_group = "default"
     assert update_rule(other, UpdateRule) is None
 
@@ -119,7 +119,7 @@ class Descent(OwnRulesStep, FairseqOptimizer):
     ("gradient", "clip", "expected"),
     [
         ([3.0, 4.0], 0.0, [-2.0, -3.0]),
-        # of norm 5
+        # the norm is 5
         ([3.0, 4.0], 1.0, [0.4, 0.2]),
         ([3.0, float("inf")], 0.0, [1.0, 1.0]),
         ([3.0, float("nan")], 1.0, [1.0, 1.0]),
@@ -148,7 +148,7 @@ class Bounded(nn.Module):
 
 
 class Shares(nn.Module):
-    """Rounding the shares is not the same as sharing what was rounded."""
+    """Shares for which it matters whether they are rounded or normalized first."""
 
     def __init__(self):
         super().__init__()
@@ -176,9 +176,9 @@ PRECISIONS = [
 
 
 def build(precision, name, dtype):
-    """A model, fairseq's optimizer, the parameters it trains and the optimizer's copy of each.
+    """Return a model, fairseq's optimizer, the trained parameters and the optimizer's copies.
 
-    The second bounded module stays in single precision; the first is frozen, out of bounds.
+    The second bounded module stays in single precision; the first is frozen out of bounds.
     """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(2, 3), Bounded(), Shares(), Bounded(), nn.Linear(3, 1))
@@ -200,7 +200,7 @@ def build(precision, name, dtype):
 
 
 def learn(optimizer, params, step):
-    """Give gradients that do not depend on the weights, ready for an update."""
+    """Compute gradients that do not depend on the weights, ready for an update."""
     generator = torch.Generator().manual_seed(step // 4)
     optimizer.zero_grad()
     # the same direction for four updates, so that values run out of bounds on either side
@@ -228,9 +228,9 @@ def test_constraints_hold_where_the_optimizer_works(precision, name, dtype):
                 divide_up(expected)
             assert torch.equal(master, expected), name
             assert torch.equal(weight, master.to(weight.dtype)), name
-    # what is frozen stays, and the others are found beside it
+    # the frozen parameter stays, and does not hide the others
     assert model[1].value.tolist() == [2.0] * 4
-    # the updates lead out of bounds, both ways
+    # without constraints, updates lead out of bounds on both sides
     assert min(reached["3.value"]) < 0
     assert max(reached["3.value"]) > 1
 
@@ -246,7 +246,7 @@ def test_the_task_constrains_a_model_that_is_wrapped_for_several_workers():
 
 
 def test_what_keeps_other_weights_than_the_models_is_refused():
-    # without constraints the optimizer is not looked into
+    # without constraints, the optimizer is not inspected
     apply_constraints(object(), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
     model, optimizer, *_ = build("plain", "adam", torch.float32)
     wrapper = FairseqBMUF(OmegaConf.structured(FairseqConfig()).bmuf, optimizer)

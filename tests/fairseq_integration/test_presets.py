@@ -50,7 +50,7 @@ class Model(BaseFairseqModel):
 
 @pytest.fixture(autouse=True)
 def made_up():
-    """Registers a model and its presets."""
+    """Register a model and its presets during a test."""
     saved = [dict(registry) for registry in REGISTRIES]
     register_model("made_up", dataclass=Options)(Model)
     register_presets("made_up", PRESETS)
@@ -61,7 +61,7 @@ def made_up():
 
 
 def parse(*words):
-    """The model's options as fairseq-train reads them."""
+    """Return the model's options as fairseq-train reads them."""
     given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
     return convert_namespace_to_omegaconf(given).model
 
@@ -75,7 +75,7 @@ def values(cfg):
     [
         ("--arch made_up", [8, 2, None]),
         ("--arch made_up_deep", [8, 48, None]),
-        # what the command line says is left, a value that is the default too
+        # values on the command line stay, even if they equal the default
         ("--arch made_up_large --depth 3 --span 5", [64, 3, 5]),
         ("--arch made_up_large --width 8 --depth 2", [8, 2, None]),
     ],
@@ -88,14 +88,14 @@ def test_a_preset_sets_what_the_command_line_leaves_open(words, expected):
 
 
 def test_options_in_part_are_completed_and_a_saved_models_values_stay():
-    # as those of a saved model are when another script builds it
+    # like the options of a saved model that another script builds
     cfg = argparse.Namespace(arch="made_up_large", depth=3)
     assert values(fairseq.models.build_model(cfg, task=None).cfg) == [64, 3, None]
     for name in ("made_up", "made_up_large"):
         saved = {"_name": name, "width": 32}
         for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
             model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
-            # not 24 as in the preset, which might be younger than the model
+            # not 24 as in the preset, which might be newer than the model
             assert values(model.cfg) == [32, 2, None]
 
 
@@ -109,7 +109,7 @@ def test_options_in_part_are_completed_and_a_saved_models_values_stay():
     ],
 )
 def test_other_kinds_of_numbers_are_refused(name, value, needed):
-    """As --model-overrides brings them, which fairseq does not check."""
+    """--model-overrides may bring them, and fairseq does not check them."""
     given = value.strip("'") if isinstance(value, str) else value
     cfg = OmegaConf.create({"_name": "made_up_large", name: given})
     if needed:
@@ -121,7 +121,7 @@ def test_other_kinds_of_numbers_are_refused(name, value, needed):
 
 
 def configure(model):
-    """What fairseq-hydra-train makes of a configuration, after it has imported the plugin."""
+    """Complete a configuration as fairseq-hydra-train does after importing the plugin."""
     cfg = OmegaConf.create({"model": model})
     add_defaults(cfg)
     OmegaConf.set_struct(cfg, True)
@@ -135,14 +135,14 @@ def test_hydra_has_the_same_presets_and_refuses_an_option_that_the_model_lacks()
     ):
         cfg = configure(given)
         assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
-        # the checkpoint has them too
+        # the checkpoint has the same values
         saved = OmegaConf.create(OmegaConf.to_container(cfg))
         again = fairseq.models.build_model(saved, task=None, from_checkpoint=True).cfg
         assert values(again) == expected
     misspelt = {"_name": "made_up_large", "depht": 2}
     # a plugin may be imported before or after the configuration is completed
     for build in (configure, lambda model: OmegaConf.create({"model": model}).model):
-        with pytest.raises(ValueError, match=r"^model\.depht is no option of made_up_large: the"):
+        with pytest.raises(ValueError, match=r"^model\.depht is not an option of made_up_large"):
             fairseq.models.build_model(build(misspelt), task=None)
 
 

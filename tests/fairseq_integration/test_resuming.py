@@ -1,4 +1,4 @@
-"""Batches of a resumed training, and checkpoints that cannot be restored from."""
+"""Batches of a resumed training, and checkpoints that cannot be restored."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ import fairseq_plugins  # noqa: F401 (changes how fairseq resumes)
 
 
 class Sentences(FairseqDataset):
-    """Twenty of a token, of which batches are drawn as fairseq's data sets draw them."""
+    """Twenty sentences of one token, in random order as in fairseq's data sets."""
 
     def __len__(self):
         return 20
@@ -44,7 +44,7 @@ def make_trainer(updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=
 
 
 def resume(restore_file, load=lambda trainer: {}, reset=None, **options):
-    """What ``load`` returns within the loading of a checkpoint."""
+    """Return the result of ``load``, called while a checkpoint is loaded."""
     resets = ("reset_optimizer", "reset_meters", "reset_lr_scheduler", "reset_dataloader")
     places = {"save_dir": "none", "restore_file": str(restore_file), "no_save": True}
     cfg = SimpleNamespace(**{name: name == reset for name in resets}, **places, patience=-1)
@@ -52,7 +52,7 @@ def resume(restore_file, load=lambda trainer: {}, reset=None, **options):
     def load_epoch(cfg, trainer):
         return load(trainer), SimpleNamespace(next_epoch_idx=1)
 
-    # in place of fairseq's function
+    # load_epoch stands in for fairseq's function
     return checkpoint_utils.load_checkpoint.func(load_epoch, cfg, make_trainer(**options))[0]
 
 
@@ -73,13 +73,13 @@ def test_a_resumed_epoch_has_the_batches_that_it_had():
     assert not np.array_equal(one, four)
     resume("checkpoint_last.pt", load)
     assert np.array_equal(drawn[0], one)
-    # what fairseq draws anew each epoch
+    # with these options, fairseq draws new batches for each epoch
     assert all(np.array_equal(other, four) for other in drawn[1:])
-    # what a task draws is its own affair
+    # the batches of a task with its own iterator are not changed
     resume("checkpoint_last.pt", load, task_class=OwnBatches)
     assert np.array_equal(drawn[0], four)
 
-    # the seed of an epoch is that of the first
+    # if each epoch has its seed, that of the first epoch is used
     def of_seed(trainer):
         return batches(trainer, 4, seed=1 + 4)[0]
 
@@ -91,9 +91,9 @@ def test_only_a_file_of_an_incomplete_training_is_restored(tmp_path):
     saved = tmp_path / "checkpoint.pt"
     saved.touch()
     for path in (tmp_path / "checkpoint_9.pt", tmp_path):
-        with pytest.raises(ValueError, match=f"^--restore-file is {path}, which is no file"):
+        with pytest.raises(ValueError, match=f"^--restore-file is {path}, which is not a file"):
             resume(path)
-    # without the option there may be none
+    # without the option, the checkpoint may be missing
     assert resume("checkpoint_last.pt") == resume(saved) == {}
     complete = f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20"
     with pytest.raises(ValueError, match=complete):

@@ -1,4 +1,4 @@
-"""Checkpoints load safely: the containers that fairseq's hold do, and what runs code does not."""
+"""Safe loading accepts the containers in fairseq's checkpoints, and refuses what runs code."""
 
 import argparse
 import os
@@ -39,7 +39,7 @@ def saved(tmp_path):
         {"task": OmegaConf.create([1, {"a": 2}]), "model": argparse.Namespace(dropout=0.1)},
         defaultdict(dict),
         _TensorPlaceholder(3),
-        # as --eval-bleu leaves them in a meter
+        # --eval-bleu leaves these in a meter
         np.int64(4),
         np.float64(0.5),
         np.arange(4),
@@ -108,7 +108,7 @@ def test_no_error_advises_to_run_what_is_in_a_file(tmp_path, archive):
 
 @pytest.mark.parametrize(("archive", "checksums"), [(True, True), (False, True), (True, False)])
 def test_a_checkpoint_is_read_as_it_was_written(tmp_path, archive, checksums):
-    """And those of old versions of torch, and those without checksums."""
+    """So are files of old versions of torch, and files without checksums."""
     path = tmp_path / "checkpoint_last.pt"
     torch.serialization.set_crc32_options(checksums)
     torch.save(STATE, path, _use_new_zipfile_serialization=archive)
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
         torch.save(STATE, other)
         os.utime(other, (number, number))
     saved.with_name("checkpoint3.pt").write_bytes(saved.read_bytes())
-    # the newest entry leads nowhere
+    # the newest entry is a broken link
     saved.with_name("checkpoint4.pt").symlink_to("none.pt")
     with pytest.raises(ValueError, match=f"{damaged}take {newer} \\(--restore-file"):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "checkpoint_last.pt")
     for path in (tmp_path, tmp_path / "checkpoint_last.pt"):
-        with pytest.raises(ValueError, match=f"^the checkpoint {path} is no file: name one that"):
+        with pytest.raises(ValueError, match=f"^the checkpoint {path} is not a file: name one"):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 

@@ -1,4 +1,4 @@
-"""Options of models that are built on fairseq's translation transformer, in one dataclass."""
+"""A dataclass of options for models built on fairseq's translation transformer."""
 
 import argparse
 from argparse import Namespace
@@ -24,7 +24,7 @@ def test_it_has_the_options_of_fairseqs_parser_and_positions_of_the_task():
     parser = argparse.ArgumentParser(add_help=False)
     TransformerModel.add_args(parser)
     known = set(OmegaConf.structured(TransformerOptions)) - {"_name"}
-    # which has no flag
+    # decoder_input_dim has no flag
     assert known - {"decoder_input_dim"} == {action.dest for action in parser._actions}
     cfg = OmegaConf.create({"model": TransformerOptions, "task": {"max_source_positions": 7}})
     found = parsed(cfg.model)
@@ -56,7 +56,7 @@ def test_fairseq_builds_of_it_what_it_builds_of_parsed_options(given):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpoints_of_both_kinds_are_built_alike(model):
-    """Parsed options and configurations; with layers that are pruned."""
+    """Parsed options and configurations give the same model, also with pruned layers."""
     trained = fairseq.models.build_model(
         OmegaConf.create({"_name": model, **SMALL}), tiny.tiny_task()
     )

@@ -1,4 +1,4 @@
-"""Where the host waits for the GPU, by the line that asks for a number."""
+"""Count where the host waits for the GPU, by the function that causes it."""
 
 import contextlib
 import sys
@@ -12,7 +12,7 @@ import fairseq_plugins
 
 PACKAGE = Path(fairseq_plugins.__file__).parent
 SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
-# functions that may wait in an update on one worker: the table of docs/gpu.md
+# functions that may wait in an update on one worker, as in the table of docs/gpu.md
 WAITS = {
     SPANS_READ,
     "fairseq_plugins/product_key_memory/lazy_adam.py places",
@@ -21,7 +21,7 @@ WAITS = {
 
 
 def asker(frame):
-    """The function of this package that called torch, by its file; None for others' functions."""
+    """Return file and name of this package's function that called torch, None for others."""
     ours = {"torch", "warnings.py", Path(__file__).name}
     while frame.f_back and ours & set(Path(frame.f_code.co_filename).parts):
         frame = frame.f_back

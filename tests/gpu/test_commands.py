@@ -1,4 +1,4 @@
-"""fairseq's commands on a GPU beside the CPU in fp32: training, resuming, scoring, generation."""
+"""fairseq's commands on a GPU against a CPU in fp32: training, resuming, scoring, generation."""
 
 import functools
 import re
@@ -9,8 +9,8 @@ from tests.end_to_end.commands import evaluation, loss, run
 from tests.end_to_end.trainings import TRAININGS, logged, training, translation
 
 SAVED, UPDATES = 10, 20
-# nats a token by which a loss may differ from the CPU's in fp32: in training, in the first update
-# after a resumption, in evaluation
+# tolerances of losses in nats per token: against fp32 on a CPU in training, against the same run
+# in the first update after resuming, against fp32 on a CPU in evaluation
 TOLERANCES = {
     "fp32": (0.005, 0.001, 0.001),
     "bf16": (0.1, 0.02, 0.001),
@@ -29,7 +29,7 @@ def train(corpora, paper, folder, device, precision, *options):
     words = training(corpora, paper, folder, "--dropout", 0, "--attention-dropout", 0, *options)
     words += ("--max-update", UPDATES, "--disable-validation", "--distributed-world-size", 1)
     if paper == "transformer_xl":
-        # the published one, for which the tolerances are
+        # the published value, for which the tolerances hold
         words = [*words, "--init-std", 0.02]
     flags = {"fp32": [], "fp16": ["--fp16", "--fp16-no-flatten-grads"]}
     return run(*placed(words, device), *flags.get(precision, [f"--{precision}"]))
@@ -40,14 +40,14 @@ def placed(words, device):
 
 
 def on(device, precision, words):
-    """The words of a command that loads a checkpoint, for a device and precision."""
+    """Adapt the words of a command that loads a checkpoint to a device and precision."""
     half = ["--fp16"] if precision in ("fp16", "amp") else []
     return [*placed(words, device), "--distributed-world-size", 1, *half]
 
 
 @pytest.fixture(scope="module")
 def on_cpu(corpora, tmp_path_factory):
-    """Losses of each paper's training on the CPU in fp32."""
+    """Return a function that computes a paper's training losses on the CPU in fp32."""
     folder = tmp_path_factory.mktemp("cpu")
     return functools.cache(
         lambda paper: losses(train(corpora, paper, folder / paper, "cpu", "fp32", "--no-save"))

@@ -1,6 +1,6 @@
-"""What a GPU alone can show of the models, and the same on a CPU as far as one can.
+"""Tests of the models that need a GPU, and the same tests on a CPU as far as possible.
 
-Each test has both: the bodies that wait for a GPU are run wherever there is none.
+This way, the bodies of almost all tests also run where there is no GPU.
 """
 
 import copy
@@ -40,7 +40,7 @@ MODELS = {
     "branches, as written": (weighted.tiny_as_written, *SMOOTHED),
     "branches": (weighted.tiny_weighted_transformer, *SMOOTHED),
 }
-# precision: the model's dtype, and nats by which losses may differ from fp32 on a CPU
+# precision: the model's dtype, and the tolerance of losses in nats against fp32 on a CPU
 PRECISIONS = {
     "fp32": (torch.float32, 1e-4),
     "bf16": (torch.bfloat16, 0.1),
@@ -54,7 +54,7 @@ UPDATES = 6
 def fairseq_without_a_gpu(request, monkeypatch):
     """Let fairseq's flat copies and torch's scaler work on a CPU.
 
-    fairseq files a flat copy under the index of the GPU, which is None for parameters on a CPU.
+    fairseq stores a flat copy under the index of the GPU, which is None for parameters on a CPU.
     """
     if "cpu" in request.node.name:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
@@ -63,7 +63,7 @@ def fairseq_without_a_gpu(request, monkeypatch):
 
 
 def tensors_of(value):
-    """All tensors in an attribute, however deep in lists, tuples and dictionaries."""
+    """Return all tensors in an attribute, however deep in lists, tuples and dictionaries."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -72,9 +72,9 @@ def tensors_of(value):
 
 
 def misplaced(model, device):
-    """Names of a model's tensors, registered or not, that are on another device.
+    """Return names of a model's tensors, registered or not, that are on another device.
 
-    fairseq makes its mask and its sinusoids when they are used.
+    Skip fairseq's mask and sinusoids, which are created when they are used.
     """
     return [
         f"{name}.{attribute}"
@@ -96,7 +96,7 @@ def test_every_tensor_goes_where_its_model_goes(case, device):
 
 
 def wrapped(model, precision, name, flat):
-    """fairseq's optimizer of a name in the wrapper of a precision."""
+    """Build fairseq's optimizer of this name, in the wrapper for a precision."""
     cfg = OmegaConf.structured(FairseqConfig())
     cfg.common.bf16 = precision == "bf16"
     cfg.common.fp16_init_scale = 16
@@ -112,7 +112,7 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
     """Train for some updates; return the losses in nats a token, the model and its optimizer."""
     build, criterion, usual = MODELS[kind]
     dtype = PRECISIONS[precision][0]
-    # a learning rate that is far too large for κ, α and spans, which then leave their bounds
+    # the learning rate is so large that κ, α and spans would leave their bounds if unconstrained
     model = build(dropout=0.0).to(device).to(dtype).train()
     criterion = criterion_of(criterion).train()
     optimizer = wrapped(model, precision, optimizer or usual, flat)
@@ -136,14 +136,14 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
 
 
 def others(precisions):
-    """Each device and precision but single precision on a CPU."""
+    """Return all pairs of device and precision except single precision on a CPU."""
     on_gpu = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in precisions]
     return [("cpu", name) for name in precisions if name != "fp32"] + on_gpu
 
 
 @functools.cache
 def learned_exactly(kind):
-    """Train on a CPU in single precision; return the losses and the model, which others match."""
+    """Train on a CPU in single precision; return the losses and the model, for comparison."""
     losses, model, _ = learn("cpu", "fp32", kind)
     check_bounds(model)
     return losses, model
@@ -163,7 +163,7 @@ def test_every_precision_learns_what_single_precision_does(kind, precision, devi
 
 
 def check_bounds(model):
-    """Spans, κ and α stay in single precision, and where they belong."""
+    """Check that spans, κ and α are in single precision and within their bounds."""
     for module in model.modules():
         if isinstance(module, BranchWeights):
             weighted.assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
@@ -201,7 +201,7 @@ def test_a_group_of_one_exchanges_the_rows_of_a_memory(precision, device, tmp_pa
 
 
 def generated(model, device, dtype):
-    """Tokens and their scores that beam search finds, twice as many hypotheses as sentences."""
+    """Return the tokens and scores of beam search, two hypotheses for each sentence."""
     model = model.to(device).to(dtype).eval()
     net_input = sample_of(model, device)["net_input"]
     net_input.pop("prev_output_tokens", None)

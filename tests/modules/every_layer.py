@@ -1,4 +1,4 @@
-"""What layers of ``fairseq_plugins.modules`` compute, from nothing but that import."""
+"""Compute outputs of the layers with no import but ``fairseq_plugins.modules`` and torch."""
 
 import sys
 
@@ -20,7 +20,7 @@ LAYERS = {
 
 
 def outputs():
-    """Outputs and gradients by the name of a layer; blocks read two segments, also without."""
+    """Return outputs, with and without gradients, and gradients; blocks read two segments."""
     found = {}
     for name, build in LAYERS.items():
         torch.manual_seed(1)

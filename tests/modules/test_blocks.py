@@ -1,4 +1,4 @@
-"""Blocks are the models' own layers; what docs/layers.md says of them, and the example there."""
+"""Blocks equal the models' layers; the code of docs/layers.md and of the example runs."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ def test_the_code_of_the_page_runs_in_order():
 
 @pytest.fixture(scope="module")
 def in_example():
-    """The names that the example defines."""
+    """Return the names that the example defines."""
     return runpy.run_path(str(ROOT / "examples" / "plain_pytorch" / "train.py"))
 
 
@@ -51,7 +51,7 @@ def all_attention():
 @pytest.mark.parametrize("build", [transformer_xl, all_attention])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_block_is_the_models_layer(build, training):
-    """Each layer of a model as it reads a text segment by segment."""
+    """Compare it with each layer of a model that reads a text segment by segment."""
     model, block = (module.train(training) for module in build())
     stream, seen = tokens(2, SEGMENTS * LENGTH), []
     for layer in model.decoder.layers:
@@ -64,7 +64,7 @@ def test_a_block_is_the_models_layer(build, training):
             y, memories[layer] = block(x, memories.get(layer))
             torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
     assert len(seen) == SEGMENTS * len(model.decoder.layers)
-    # without its memory it would not be
+    # without its memory, it would not equal the layer
     assert not torch.allclose(block(x)[0], expected)
 
 
@@ -77,7 +77,7 @@ def test_the_example_carries_its_memory_to_the_end_of_the_text(in_example, monke
 
     monkeypatch.setattr(in_example["LanguageModel"], "forward", recorded)
     in_example["train"]("to be or not to be? " * 4, updates=5, streams=2, segment=13)
-    # three segments of each stream, then from the start
+    # three segments of each stream, then from the start again
     assert read == [None, [13, 13], [26, 26], None, [13, 13]]
 
 
@@ -115,7 +115,7 @@ def segments():
 
 
 def read(call, block, grad=True):
-    """Outputs of segments after one another, and the gradients of their squares."""
+    """Return the outputs of consecutive segments, and the gradients of their sum of squares."""
     memory, outputs = None, []
     with torch.set_grad_enabled(grad):
         for x in segments():

@@ -1,4 +1,4 @@
-"""Without fairseq, Hydra and numba the layers compute the same, and the rest is explained."""
+"""Without fairseq, Hydra and numba, layers compute the same and other imports say what to do."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from tests.end_to_end.commands import PLUGIN, ROOT, environment
 from tests.modules import every_layer
 
-# three programs in a Python of their own
+# starts three Python processes
 pytestmark = pytest.mark.slow
 
 EXAMPLE = ROOT / "examples" / "plain_pytorch" / "train.py"
@@ -33,7 +33,7 @@ print(json.dumps([there, errors]))
 
 
 def distributions(*wanted):
-    """Those of the names that are installed, and all that they need, extras left out."""
+    """Return the installed ones of these packages and all that they need, without extras."""
     found, wanted = {}, list(wanted)
     while wanted:
         name = wanted.pop()
@@ -41,7 +41,7 @@ def distributions(*wanted):
             continue
         try:
             found[name] = metadata.distribution(name)
-        except metadata.PackageNotFoundError:  # such as the libraries of a GPU
+        except metadata.PackageNotFoundError:  # such as GPU libraries
             continue
         for requirement in map(Requirement, found[name].requires or ()):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -50,7 +50,7 @@ def distributions(*wanted):
 
 
 def link_packages(folder):
-    """Fill a folder with links to this package, torch, numpy and what these need: no fairseq."""
+    """Fill a folder with links to this package, torch, numpy and what these need, not fairseq."""
     for distribution in distributions("torch", "numpy"):
         for name in {file.parts[0] for file in distribution.files}:
             if name not in ("..", "__pycache__") and not (folder / name).exists():
@@ -59,7 +59,7 @@ def link_packages(folder):
 
 
 def start(folder, *words):
-    """Start ``python words`` with the packages in a folder alone, elsewhere."""
+    """Start ``python words`` in another folder, with only the packages in ``folder``."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # without site-packages
     words = [sys.executable, "-S", *map(str, words)]
@@ -68,7 +68,7 @@ def start(folder, *words):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """What three programs did in a Python without fairseq: status, output and errors of each."""
+    """Run three programs without fairseq; return their folder, and output and errors of each."""
     folder = tmp_path_factory.mktemp("plain")
     site = folder / "site"
     site.mkdir()

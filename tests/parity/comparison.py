@@ -1,12 +1,12 @@
-"""Losses of an imported model beside those that the original code computed, token by token.
+"""Compare the losses of an imported model with those of the original code, token by token.
 
-A case is a folder: model.pt, or TensorFlow's model.ckpt-….index and data; config.json with "source"
-and "settings", vocab.txt, text.txt, and expected.npz with the losses of each setting in nats.
+A case is a folder with model.pt (or TensorFlow's model.ckpt-….index and data), config.json (with
+"source" and "settings"), vocab.txt, text.txt, and expected.npz (losses in nats by setting).
 
-The original may differ by more than 2e-4 from itself, between two settings that make no difference,
-such as the block size of the adaptive-span code. Ours may then differ from it by half as much
-again, as the root mean square over the tokens has it (the largest difference is a matter of
-chance, and changes with the processor), and by no more than 1e-2 at any token.
+The original may differ from itself by more than 2e-4 between settings that should not matter, such
+as the block size of the adaptive-span code. Then we may differ from it by 1.5 times as much in the
+root mean square over the tokens (the largest difference is a matter of chance, and changes with
+the processor), and by no more than 1e-2 at any token.
 """
 
 import json
@@ -20,19 +20,19 @@ from scripts.convert import checkpoint
 from tests.end_to_end.commands import TASK, run
 
 TOLERANCE = 2e-4
-# how much more than the original from itself we may differ from it, over all tokens
+# limit for our root mean square difference, as a multiple of the original's own
 TIMES_ROUNDING = 1.5
-# and at any of them
+# limit for the difference at any token
 MOST_ALLOWED = 1e-2
 AGREES, ROUNDING, MISSED = "yes", "within the original's rounding", "NO"
-# what evaluation may change
+# settings that evaluation may change
 OVERRIDES = ("mem_len", "clamp_len", "same_length")
 # a symbol and its log-probability, as fairseq-eval-lm prints them
 WORD = re.compile(r"\S+ \[(-?\d+\.\d{6}|-?inf|nan)\]")
 
 
 class Differences(NamedTuple):
-    """Of a setting's losses from the original's, and of these from themselves (rounding)."""
+    """Differences of a setting's losses from the original's; rounding: the original from itself."""
 
     tokens: int
     largest: float
@@ -41,7 +41,7 @@ class Differences(NamedTuple):
 
     @property
     def verdict(self):
-        """Whether all losses agree, as far as the original agrees with itself; not so for NaN."""
+        """Whether all losses agree as well as the original agrees with itself; NaN never agrees."""
         if self.largest <= TOLERANCE:
             return AGREES
         explained = self.typical <= TIMES_ROUNDING * self.rounding
@@ -54,7 +54,7 @@ class Differences(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A case's folder, its config.json, and the losses by setting of its expected.npz."""
+    """A case's folder, its config.json, and the losses by setting in its expected.npz."""
 
     folder: Path
     config: dict
@@ -66,7 +66,7 @@ class Case(NamedTuple):
             return cls(folder, json.loads((folder / "config.json").read_text()), dict(losses))
 
     def convert(self, folder):
-        """Convert the model into a folder, with the text binarized by its dictionary beside it."""
+        """Convert the model into a folder, and binarize the text there with its dictionary."""
         weights = next(self.folder.glob("*.index"), self.folder / "model.pt")
         words = ("--source", self.config["source"], "--checkpoint", weights, "--output", folder)
         words += ("--config", self.folder / "config.json", "--vocab", self.folder / "vocab.txt")
@@ -75,7 +75,7 @@ class Case(NamedTuple):
         run("fairseq-preprocess", "--only-source", text, symbols, "--destdir", folder / "data")
 
     def evaluate(self, folder, name):
-        """Losses (T,) of the text in a setting, by fairseq-eval-lm."""
+        """Return the losses (T,) of the text in a setting, from fairseq-eval-lm."""
         setting = self.config["settings"][name]
         overrides = {key: setting[key] for key in OVERRIDES if key in setting}
         if overrides.get("clamp_len", 1) <= 0:
@@ -89,7 +89,7 @@ class Case(NamedTuple):
         return np.array([-float(score) for score in WORD.findall(printed)])
 
     def compare(self, name, losses):
-        """Differences of losses (T,), in the order of the text, from a setting's expected ones."""
+        """Compare losses (T,), in the order of the text, with those expected for a setting."""
         expected = self.expected[name]
         assert losses.shape == expected.shape
         if self.config["source"] == "transformer-xl" and self.config["cutoffs"]:
@@ -97,13 +97,13 @@ class Case(NamedTuple):
         difference = losses - expected
         largest, rounding = float(np.abs(difference).max()), 0.0
         if self.config["source"] == "adaptive-span":
-            # one block size reads as much as another
+            # the block size does not change how far back the model reads
             found = [self.expected[other] for other in self.config["settings"]]
             rounding = max(root_mean_square(a - b) for a in found for b in found)
         return Differences(len(losses), largest, root_mean_square(difference), rounding)
 
     def cluster_order(self, segment):
-        """Where the original Transformer-XL has each token's loss.
+        """Return the order in which the original Transformer-XL returns the losses of the tokens.
 
         With an adaptive softmax it returns the losses of a segment cluster by cluster.
         """
@@ -112,7 +112,7 @@ class Case(NamedTuple):
         lines = (self.folder / "text.txt").read_text(encoding="utf-8").splitlines()
         tokens = [numbers[word] for line in lines for word in (*line.split(), "<eos>")]
         clusters = np.searchsorted(self.config["cutoffs"], tokens, side="right")
-        # stable: within a cluster the order is that of the text
+        # stable: tokens of a cluster stay in the order of the text
         return np.lexsort((clusters, np.arange(len(tokens)) // segment))
 
 

@@ -1,7 +1,7 @@
-"""Converted models have the losses that the original code computed, by the way of a user.
+"""Converted models have the losses of the original code, with the commands that users run.
 
-That is scripts.convert.checkpoint, fairseq-preprocess with the dict.txt it writes, and
-fairseq-eval-lm. The cases are those of the folder in PARITY_CASES, and small ones from float64
+These are scripts.convert.checkpoint, fairseq-preprocess with the dict.txt that it writes, and
+fairseq-eval-lm. Cases come from the folder in PARITY_CASES; small ones are made with float64
 references (tests/reference).
 """
 
@@ -78,7 +78,7 @@ def write_case(foreign, folder, settings):
         found = foreign.log_probabilities(numbers, **setting)
         losses[name] = expected[name] = -found[range(len(found)), following].float().numpy()
         if foreign.source == "transformer-xl":
-            # the original has the losses of a segment cluster by cluster
+            # the original returns the losses of a segment cluster by cluster
             bounds, places = [0, *config["cutoffs"], len(foreign.symbols)], range(len(found))
             order = [
                 place
@@ -93,7 +93,7 @@ def write_case(foreign, folder, settings):
 
 
 def trained_losses(folder):
-    """Losses in nats of two updates that go on with a converted model, on segments of 7 tokens."""
+    """Train a converted model for two updates in segments of 7 tokens; return losses in nats."""
     options = shlex.split((folder / "options.txt").read_text(encoding="utf-8"))
     dropouts = ("dropout", "attention-dropout", "activation-dropout", "embed-dropout")
     off = [word for name in (*dropouts, "output-dropout") for word in (f"--{name}", 0)]
@@ -125,7 +125,7 @@ def test_a_model_of_each_source_agrees_with_a_reference_and_is_trained(tmp_path,
         found = case.evaluate(tmp_path / "model", setting)
         assert case.compare(setting, found).verdict == AGREES
         np.testing.assert_allclose(found, losses[setting], atol=2e-4)
-        # a changed loss is found
+        # a changed loss is detected
         found[11] += 1e-3
         assert case.compare(setting, found).verdict == MISSED
     text = (tmp_path / "case" / "text.txt").read_text(encoding="utf-8")
@@ -145,7 +145,7 @@ def test_a_model_of_each_source_agrees_with_a_reference_and_is_trained(tmp_path,
         (0.009, 3, 0.009, MISSED),
         (0.009, 54, 0.0018, ROUNDING),
         (0.009, 54, 0.0019, MISSED),
-        # at one token, below and above the most allowed
+        # at one token, below and above the limit
         (0.009, 1, 0.0095, ROUNDING),
         (0.009, 1, -0.0105, MISSED),
         (0.009, 1, np.nan, MISSED),

@@ -8,7 +8,7 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from tests.optimizers import adam_options
 
-# width and slots of the memories in double precision, and what they read
+# width and slots of the memories in double precision, and the tokens that they read
 D, K, TOKENS = 6, 25, 7
 PADDING = torch.tensor([False, True, False, False, True, True, False])
 EVERYTHING = {
@@ -22,11 +22,11 @@ EVERYTHING = {
 
 
 def exact_memory(seed=1, **options):
-    """A memory of 2 heads that read 4 slots each, in double precision, random all over."""
+    """Build a memory in double precision: 2 heads read 4 slots each; all weights are random."""
     torch.manual_seed(seed)
     sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
     memory = ProductKeyMemory(D, **{**sizes, **options}).double()
-    # norms start at 0 or 1
+    # norms are initialized to 0 or 1
     for norm in [*memory.query_network.children(), memory.output_norm]:
         if hasattr(norm, "bias"):
             nn.init.normal_(norm.weight)
@@ -41,7 +41,7 @@ def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-# those of the memories that are trained
+# width and slots of the memories that are trained
 WIDTH, SLOTS = 8, 64
 
 
@@ -59,7 +59,7 @@ def make_memory(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
 
 
 class Pair(nn.Module):
-    """Two memories, one after the other, the second with the values of the first."""
+    """Two memories in sequence; the second shares the values of the first."""
 
     def __init__(self, first, second):
         super().__init__()
@@ -91,7 +91,7 @@ def adam_with_memory(memory, **choices):
 
 
 def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
-    """Updates on losses whose gradients differ from update to update."""
+    """Train the memory, with another random batch in each update, and return it."""
     torch.manual_seed(seed)
     dtype = dense(memory)[-1].dtype
     for update in range(updates):

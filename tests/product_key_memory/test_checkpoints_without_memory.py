@@ -1,4 +1,4 @@
-"""Models with memories that start from a checkpoint without: what stays, and what is logged."""
+"""Models with memories that start from checkpoints without memories: outputs and logs."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ PLACES = pytest.mark.parametrize("place", ADDED, ids=["after", "parallel"])
 
 
 def trained(kind, pre_norm=False, **options):
-    """A model without memories whose weights are all random, norms too; and its options."""
+    """Return a model without memories, all of its weights random, even norms, and its options."""
     part = NORMS if kind == "translation" else NORMS[:1]
     options = {"decoder_ffn_embed_dim": 24, **dict.fromkeys(part, pre_norm), **options}
     model = BUILDERS[kind](**MEMORY, **options).eval()
@@ -25,7 +25,7 @@ def trained(kind, pre_norm=False, **options):
 
 
 def logged(caplog):
-    """Level and text of what is said of memories."""
+    """Return level and text of the log messages about memories."""
     found = [(record.levelname, record.getMessage()) for record in caplog.records]
     start = "the checkpoint has no memory "
     return [f"{level} {text.removeprefix(start)}" for level, text in found if start in text]
@@ -76,7 +76,7 @@ def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, zero_init, ca
 
 @PLACES
 def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
-    """Those that the checkpoint has are loaded."""
+    """Memories that the checkpoint has are loaded."""
     plain, options = trained("language model")
     choices = {"memory_zero_init": True, "memory_share_values": True, **place, **options}
     one = build("language model", memory_layers="1", **choices)
@@ -99,7 +99,7 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     [
         # a shared table does not move to another layer
         ("2,3", True, True, r"layers\.0\.memory_sublayer\.memory\.values"),
-        # a memory in place of a sublayer is not one beside it
+        # a memory beside a sublayer does not load into one that replaces it
         ("1,2", False, False, r"Missing key\(s\).*layers\.0\.fc1\.memory"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Compiled loops: any number of threads gives the same; they work where nothing can be written."""
+"""Compiled loops give the same results on any number of threads, and run without a cache."""
 
 import builtins
 
@@ -24,7 +24,7 @@ def trained():
 
 
 def test_two_threads_compute_exactly_what_one_does():
-    """Selection, sums and updates on the same inputs; a step divided by 0 raises nothing."""
+    """Compare selection, sums and updates; a step that divides by 0 raises nothing."""
     threads, found = torch.get_num_threads(), []
     try:
         for number in (1, 2):

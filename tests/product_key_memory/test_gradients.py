@@ -119,12 +119,12 @@ def test_a_copy_of_a_model_is_trained_as_the_model_is(kind, copied):
 
 
 def largest(slots, beside, sparse=True):
-    """How many numbers of 4 bytes the largest tensor of a pass and its backward pass has."""
+    """Return the size, in 4-byte numbers, of the largest tensor of a forward and backward pass."""
     torch.manual_seed(1)
     memory = ProductKeyMemory(32, slots, heads=2, knn=8, query_dim=8, sparse=sparse)
     if beside:
         memory.keep_gradient_beside_autograd()
-    # 64 tokens of 2 kinds: they read few rows
+    # 64 tokens, only 2 of them different, read few rows
     x = torch.randn(2, 32).repeat(32, 1).requires_grad_()
     with profile(profile_memory=True) as made:
         memory(x).square().sum().backward()
@@ -135,7 +135,7 @@ def largest(slots, beside, sparse=True):
 @pytest.mark.parametrize("beside", [False, True])
 def test_nothing_grows_with_the_table_nor_with_reads_times_width(beside):
     tokens, reads, width = 64, 2 * 8, 32
-    # the largest are the scores of 2·2·n sub-keys, or the outputs
+    # the largest tensor holds the scores of 2·2·n sub-keys, or the outputs
     for n in (16, 60):
         assert largest(n * n, beside) == max(tokens * width, tokens * 2 * 2 * n)
         assert tokens * 2 * 2 * n < min(tokens * reads * width, 60 * 60 * width)
@@ -143,7 +143,7 @@ def test_nothing_grows_with_the_table_nor_with_reads_times_width(beside):
 
 
 TABLE = 12
-# rows that tokens read
+# the rows that each token reads
 READS = {
     "some twice": [[5, 4, 5], [1, 5, 2]],
     "one alone": [[7, 7, 7], [7, 7, 7]],
@@ -188,7 +188,7 @@ def test_gradients_of_rows_are_those_of_the_formula(monkeypatch, reads, how, spa
         assert listed == read + read[-1:] * (min(rows.numel(), TABLE) - len(read))
         assert not found._values()[len(read) :].any()
     else:
-        # the rows that have a gradient, and no others
+        # exactly the rows that have a gradient
         assert listed == expected.any(1).nonzero().flatten().tolist()
 
 
@@ -196,7 +196,7 @@ def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough(
     spare, like = SpareRows(100), torch.empty(1, WIDTH)
     first = spare.take(16, like)
     assert first.shape == (16, WIDTH)
-    # it was not given back, and only what was taken last is taken back
+    # `first` is still in use; afterwards, only the buffer taken last can be given back
     other, foreign = spare.take(16, like), torch.empty(16, WIDTH)
     spare.give_back(first)
     spare.give_back(foreign)
@@ -205,7 +205,7 @@ def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough(
     last = spare.take(16, like)
     spare.give_back(last)
     spare.give_back(foreign)
-    # an eighth more than was asked for was there
+    # a buffer has room for an eighth more rows than were asked for
     again = spare.take(18, like)
     assert again.data_ptr() == last.data_ptr()
     spare.give_back(again)

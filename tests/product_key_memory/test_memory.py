@@ -47,7 +47,7 @@ def test_values_and_all_gradients_equal_the_reference(options, keys, padding, mo
     x, mask = draw(TOKENS, D), PADDING if padding else None
     if padding:
         x.data[PADDING] = torch.nan
-    # in evaluation batch norm has statistics of its own
+    # in evaluation, batch norm uses its running statistics
     for training in (True, False) if memory.query_network.batch_norm else (True,):
         memory.train(training)
         slow = product_key_memory(memory, x, padding and PADDING.tolist())
@@ -106,7 +106,7 @@ def test_reads_and_statistics_are_those_of_real_tokens(keys, packed, monkeypatch
     x = draw(TOKENS, D)
     padded, real = (exact_memory(keys=keys, query_batch_norm=True) for _ in range(2))
     for memory, tokens, mask in ((padded, x, PADDING), (real, x[~PADDING], None)):
-        # each slot's value says which it is
+        # one-hot values, so the output shows which slots were read
         memory.values.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()
         memory.usage = MemoryUsage(K, 2, by_head=True)
         out = memory(tokens, mask)
@@ -118,7 +118,7 @@ def test_reads_and_statistics_are_those_of_real_tokens(keys, packed, monkeypatch
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_recomputed_pass_does_as_the_first_one(training, monkeypatch):
-    """Without gradients first, as --checkpoint-activations has it, on an accelerator."""
+    """The first pass has no gradients, as with --checkpoint-activations on an accelerator."""
     rule = memory_layer.packs_tokens
     monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, mode: rule(x.to("meta"), mode))
     memory = exact_memory(value_dropout=0.3).train(training)
@@ -141,7 +141,7 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"keys": "flat"}, {"sparse": True}])
 def test_half_precision_runs_and_comes_near_single_precision(options):
-    # all slots are read: which of them are best is not a matter of rounding
+    # all slots are read, so rounding cannot change which ones
     memory = exact_memory(**{**options, "knn": K}).bfloat16()
     x = torch.randn(3, TOKENS, D).bfloat16().requires_grad_()
     padding = PADDING.expand(3, -1)
@@ -237,7 +237,7 @@ FEATURES = 8
 
 
 def twins():
-    """Our norm and torch's with the same weights, so that both results have their gradient."""
+    """Return our norm and torch's; they share weights, so both outputs have gradients for them."""
     ours, torchs = SyncBatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
     ours.weight.data, ours.bias.data = torch.linspace(-1, 2, FEATURES), torch.arange(FEATURES) / 3
     torchs.weight, torchs.bias = ours.double().weight, ours.bias
@@ -251,7 +251,7 @@ def test_batch_norm_is_that_of_torch():
         out, expected = (norm.train(training)(x) for norm in (ours, torchs))
         assert_same(out, expected, [x, ours.weight, ours.bias])
         expected = dict(torchs.state_dict())
-        # torch's count of batches
+        # torch also counts batches
         expected.pop("num_batches_tracked", None)
         torch.testing.assert_close(dict(ours.state_dict()), expected)
 
@@ -260,7 +260,7 @@ def test_batch_norm_is_that_of_torch():
 def test_single_precision_is_enough_where_the_mean_is_large(offset):
     x, (ours, torchs) = torch.randn(300, FEATURES) + offset, twins()
     exact = torchs(x.double())
-    # of a number as large, single precision keeps 2^-24
+    # float32 rounds a number by up to 2^-24 of its size
     tolerance = {"rtol": 0, "atol": 1e-5 + 1e-6 * offset}
     torch.testing.assert_close(ours.float()(x).double(), exact, **tolerance)
 

@@ -1,4 +1,4 @@
-"""Memories in fairseq's transformers and in segment models: where they stand, padding, decoding."""
+"""Memories in fairseq's transformers and in segment models: placement, padding, decoding."""
 
 import pickle
 
@@ -32,19 +32,19 @@ MODELS = pytest.mark.parametrize("kind", BUILDERS)
 
 
 def add(x, sublayer, layer_norm, pre_norm):
-    """A residual sublayer, normalised before it or after."""
+    """Add a residual sublayer, with the norm before or after it."""
     return x + sublayer(layer_norm(x)) if pre_norm else layer_norm(x + sublayer(x))
 
 
 def with_memory(layer, attended, feed_forward, place):
-    """A layer after its attention, as the equations have it."""
+    """Compute the rest of a layer after its attention, from the equations."""
     (memory,) = memories(layer)
     sublayers, x = [memory], attended
     if "memory_parallel" in place:
         sublayers = [lambda x: feed_forward(x) + memory(x)]
     elif "memory_interleave" in place:
         sublayers = [feed_forward, memory]
-    # the second name is that of fairseq's layers, the third that of segment models
+    # fairseq's layers have the second name, segment models the third
     names = ("final_layer_norm", "memory_layer_norm", "added_layer_norm")
     norms = [norm for name in names if (norm := getattr(layer, name, None)) is not None]
     for sublayer, norm in zip(sublayers, norms, strict=True):
@@ -77,7 +77,7 @@ def test_a_layer_is_what_is_written_out(kind, place, pre_norm):
     def feed_forward(x):
         if segments:
             return layer.feed_forward(x)
-        # by the weights alone: a memory beside them comes with the modules
+        # use only the weights: calling the modules would also run a memory beside them
         inner = torch.relu(F.linear(x, layer.fc1.weight, layer.fc1.bias))
         return F.linear(inner, layer.fc2.weight, layer.fc2.bias)
 
@@ -86,15 +86,15 @@ def test_a_layer_is_what_is_written_out(kind, place, pre_norm):
 
 
 def test_memories_stand_in_the_layers_that_are_named():
-    # added to layers without feed-forward sublayers
+    # memories are added to layers without feed-forward sublayers
     for interleave in (False, True):
         model = build("all_attention", memory_layers="1,3", memory_interleave=interleave)
         assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
-    # in place of persistent vectors in a sublayer of their own
+    # a memory replaces persistent vectors that have their own sublayer
     model = build("all_attention", persistent_variant="ff-attn")
     kinds = [type(layer.feed_forward).__name__ for layer in model.decoder.layers]
     assert kinds == ["SoftmaxFeedForward", "MemorySublayer", "SoftmaxFeedForward"]
-    # layers that training drops keep their numbers
+    # dropping layers in training does not change their numbers
     model = tiny_language_model(memory_layers="3", decoder_layerdrop=0.9)
     assert isinstance(model.decoder.layers[2].fc1, MemorySublayer)
     assert len(memories(model)) == 1
@@ -103,7 +103,7 @@ def test_memories_stand_in_the_layers_that_are_named():
 @MODELS
 @PLACES
 def test_padding_changes_nothing(kind, place):
-    """Neither scores nor the statistics of batch norm."""
+    """Padding affects neither scores nor the statistics of batch norm."""
 
     def pass_over(extra):
         model = build(kind, memory_query_batch_norm=True, **place).train()
@@ -131,10 +131,10 @@ def test_incremental_decoding_is_a_full_pass(kind, place):
 
 
 def gradients(kind, checkpoint, **options):
-    """Gradients by name, of the memories' values also those beside autograd."""
+    """Return gradients by parameter name, including those of values kept beside autograd."""
     model = build(kind, checkpoint_activations=checkpoint, memory_query_batch_norm=True, **options)
     loss = score(model.train(), padded(7, 4)).square().sum()
-    # what comes between the passes leaves the first one's padding as it was
+    # another pass before the backward pass must not change the padding of the first one
     with torch.no_grad():
         score(model, padded(4, 7))
     loss.backward()
@@ -161,7 +161,7 @@ def test_recomputed_activations_and_hidden_values_change_no_gradient(kind, place
 @MODELS
 def test_an_update_without_the_values_is_refused(kind):
     model = build(kind, memory_optimizer="adam_with_memory")
-    # two batches of an update
+    # one update of two batches
     for _ in range(2):
         model.set_num_updates(7)
         score(model, tiny.tokens(2, 4)).square().sum().backward()
@@ -179,7 +179,7 @@ def test_presets_are_the_papers_models(arch):
     places = {"ablation": [5], "tiny": [3]}.get(arch.split("_")[-1], [])
     task = ("--task", "language_modeling", "--tokens-per-sample", "512")
     cfg = convert_namespace_to_omegaconf(tables.parse(["DATA", *task, "--arch", arch]))
-    # omegaconf makes classes of choices, which pickle does not find
+    # a model that kept omegaconf's generated classes could not be pickled
     decoder = pickle.loads(pickle.dumps(tables.build(cfg.model, 60_000))).decoder
     found = {number: memories(layer) for number, layer in enumerate(decoder.layers, start=1)}
     assert [number for number, of_layer in found.items() if of_layer] == places

@@ -1,4 +1,4 @@
-"""Lazy Adam of the rows that were read, beside fairseq's Adam: rule, clipping, buffers, state."""
+"""Lazy Adam for rows that were read, next to fairseq's Adam: rule, clipping, buffers, state."""
 
 import copy
 
@@ -22,7 +22,7 @@ from tests.product_key_memory.layer import (
 
 @pytest.fixture(params=["loop", "torch", "padded"])
 def padded(request, monkeypatch):
-    """Update by the compiled loop, by torch's operations, or padded as on an accelerator."""
+    """Update with the compiled loop, with torch operations, or padded as on an accelerator."""
     monkeypatch.setattr(values, "pads_rows", lambda x: request.param == "padded")
     if request.param == "torch":
         monkeypatch.setattr(cpu_kernels, "update_rows", lazy_adam.update_rows)
@@ -51,7 +51,7 @@ MODELS = {
 
 
 def adam_by_hand(state, grad, step, lr, scale, decay):
-    """A step of the rows with a gradient, in all rows at once."""
+    """Return the state after a step of Adam for the rows that have a gradient."""
     table, mean, square = state
     read = grad.ne(0).any(-1, keepdim=True)
     grad = grad * scale
@@ -66,7 +66,7 @@ def adam_by_hand(state, grad, step, lr, scale, decay):
 @pytest.mark.parametrize("at_once", [1 << 22, 3 * WIDTH])
 @pytest.mark.parametrize("model", MODELS)
 def test_training_is_that_with_dense_gradients(monkeypatch, model, at_once, padded):
-    """One pass and two in an update, by turns; clipped and not."""
+    """Updates alternate between one and two passes, with and without clipping."""
     monkeypatch.setitem(lazy_adam.UPDATED_AT_ONCE, "cpu", at_once)
     ours, plain = (MODELS[model](apart) for apart in (True, False))
     optimizer = adam_with_memory(ours, memory_lr=0.02, memory_weight_decay=0.1, adam_eps=EPS)
@@ -83,7 +83,7 @@ def test_training_is_that_with_dense_gradients(monkeypatch, model, at_once, padd
         assert gradient.is_coalesced() != padded
         assert gradient._nnz() <= len(ours.values)
         changes = gradient._indices()[0].diff()
-        # rising; where it is padded, what is left over repeats a row with zeros
+        # rows rise; left-over entries of a padded gradient repeat a row with zeros
         assert (changes >= int(not padded)).all()
         assert not gradient._values()[1:][changes == 0].any()
         torch.testing.assert_close(gradient.to_dense(), plain.values.grad, rtol=1e-5, atol=1e-5)
@@ -138,7 +138,7 @@ def test_an_update_that_is_not_finite_leaves_no_trace():
             optimizer.backward(memory(x).sum() * torch.inf)
             optimizer.multiply_grads(0.5)
             assert not optimizer.clip_grad_norm(1.0).isfinite()
-            # as fairseq does with --fp16, which knows of nothing else
+            # with --fp16, fairseq clears only the gradients that it knows
             for parameter in dense(memory):
                 parameter.grad = None
         optimizer.backward(one(x).sum())
@@ -151,7 +151,7 @@ def test_schedules_leave_the_learning_rate_of_the_memory_alone():
     memory = make_memory()
     optimizer = adam_with_memory(memory, lr=[0.5], memory_lr=0.125)
     optimizer.set_lr(0.25)
-    # reduce_lr_on_plateau writes to the groups themselves
+    # reduce_lr_on_plateau writes to the groups directly
     for group in optimizer.optimizer.param_groups:
         group["lr"] = 0.0
     assert optimizer.get_lr() == 0.0

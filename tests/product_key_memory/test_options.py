@@ -1,4 +1,4 @@
-"""Options of product-key memories: what is built from them, and what is refused."""
+"""Options of product-key memories: the layers built from them, and errors for bad values."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def test_layers_are_numbers_from_1(text, numbers):
 
 
 def test_every_option_reaches_the_memory():
-    """Each has a value of its own, which the memory is then built with."""
+    """Each option gets a value of its own, and the memory is built with these values."""
     given = {
         **{"slots": 25, "heads": 3, "knn": 7, "query_dim": 6, "value_dim": 9},
         **{"query_hidden_dims": "8,10", "query_batch_norm": True, "query_layer_norm": True},
@@ -80,7 +80,7 @@ def test_memories_of_a_model_share_their_values_if_asked_to(share):
 
 
 def test_the_optimizer_is_that_of_the_training():
-    """The option takes it from the rest of the configuration, where there is one."""
+    """The option takes it from the rest of the configuration, if it names one."""
     for others, expected in [
         ({"optimizer": {"_name": "adam_with_memory"}}, "adam_with_memory"),
         ({}, None),
@@ -94,7 +94,7 @@ def test_the_optimizer_is_that_of_the_training():
 @pytest.mark.parametrize("keys", ["product", "flat"])
 @pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
 def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
-    """Also through the copies in single precision that it sees with --bf16."""
+    """It also finds them through the copies in single precision that --bf16 makes."""
     memory = builder(optimizer=optimizer, keys=keys).build(8).bfloat16()
     beside = optimizer == "adam_with_memory"
     assert memory.values.requires_grad != beside
@@ -106,7 +106,7 @@ def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
 
 
 def test_options_without_a_memory_are_warned_of(caplog):
-    """A baseline's --memory-layers "" may stand beside a preset's sizes."""
+    """A baseline may combine --memory-layers "" with a preset's sizes."""
     sizes = {"memory_slots": 64, "memory_knn": 3}
     for options, memory in [(sizes, False), ({}, False), (sizes, True)]:
         given = MemoryLayersOptions(**{"memory_optimizer": None, **options})
@@ -116,7 +116,7 @@ def test_options_without_a_memory_are_warned_of(caplog):
     assert "--memory-layers 6" in warning
 
 
-# --- what is refused: an error begins with the option, and names value and remedy
+# --- errors: each begins with the option, and names its value and the remedy
 
 
 def assert_refused(make, options, start, *words):

@@ -1,4 +1,4 @@
-"""Values in half precision, and losses that are scaled: what small steps add up to."""
+"""Values in half precision and scaled losses: small steps must add up."""
 
 import copy
 
@@ -60,12 +60,12 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
             one.step()
     assert half.values.dtype == dtype
     state = half.table.state()
-    # a step is less than what half precision can add to most values: the copy has their sum
+    # most steps are too small for half precision: the copy in single precision has their sum
     torch.testing.assert_close(state["master"], exact.values.detach(), rtol=0, atol=1e-7)
     assert (exact.values - before)[rows].abs().max() > 5e-5
     assert torch.equal(half.values, state["master"].to(dtype))
     assert {state[name].dtype for name in MOMENTS} == {torch.float32}
-    # a resumed training has a state of its own, in single precision too
+    # resuming copies the state, also in single precision
     saved = optimizer.state_dict()
     wrapped(half, precision, **common).load_state_dict(saved)
     for name in (*MOMENTS, "master"):
@@ -142,9 +142,9 @@ def test_numbers_are_rounded_to_a_neighbour_and_are_right_on_average():
     gap = (x.abs() * 2**-7).clamp(min=1e-40)
     assert ((drawn.float() - x).abs() / gap).max() < 1
     assert (drawn.float() == low).float().mean().item() == pytest.approx(0.5, abs=0.05)
-    # 500 drawings of a gap at most: far more than 5 standard deviations would be an error
+    # a rounding's standard deviation is at most half a gap; allow 5 deviations for a mean of 500
     assert (((drawn.double().mean(0) - x) / gap).abs() < 5 * 0.5 / 500**0.5).all()
-    # what needs no rounding stays
+    # numbers that need no rounding stay the same
     assert torch.equal(round_at_random(drawn[0].float(), rows, 3), drawn[0])
 
 
@@ -161,7 +161,7 @@ def test_chance_is_that_of_row_column_and_update_wherever_they_are():
 def test_rounded_steps_add_up_and_moments_are_those_of_single_precision(monkeypatch, padded):
     monkeypatch.setattr(values, "pads_rows", lambda x: padded)
     exact, rounded = (make_memory(slots=400, values_dtype=dtype) for dtype in (None, BF16))
-    # they start alike
+    # both start with the same values
     assert torch.equal(rounded.values, exact.values.bfloat16())
     optimizers = [adam_with_memory(memory, memory_lr=1e-5) for memory in (exact, rounded)]
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_rounded_steps_add_up_and_moments_are_those_of_single_precision(monkeypa
     for name in MOMENTS:
         assert states[1][name].dtype == torch.float32
         torch.testing.assert_close(states[1][name], states[0][name][rows], rtol=1e-5, atol=1e-7)
-    # all but a few steps are too small for rounding to the nearest number
+    # rounding to the nearest number would lose almost all steps
     moved, expected = ((x.values.float() - before)[rows] for x in (rounded, exact))
     along = (moved * expected).sum() / expected.square().sum()
     assert along.item() == pytest.approx(1, abs=0.15)
@@ -189,7 +189,7 @@ def test_rounded_steps_add_up_and_moments_are_those_of_single_precision(monkeypa
 @pytest.mark.parametrize("cast", [torch.half, torch.double, BF16, torch.float])
 def test_casts_leave_the_values_alone(cast):
     model = make_pair(values_dtype=BF16)
-    # numbers that half precision lacks
+    # too small for float16
     with torch.no_grad():
         model.values[0] = 1e-20
     before = model.values.detach().clone()

@@ -1,4 +1,4 @@
-"""The search for keys: exactly the best of all, in a fixed order; candidates; faiss; precision."""
+"""The search for keys: the exact best ones in a fixed order, candidates, faiss, precision."""
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ SLOTS = SUBKEYS**2
 
 
 def integers(limit, *shape):
-    """Whole numbers up to a limit: all their products and sums are exact in single precision."""
+    """Draw integers up to a limit; their products and sums are exact in float32."""
     return torch.randint(-limit, limit + 1, shape).float()
 
 
 def draw(kind, heads):
-    """Queries (N, H, 2·HALF) and sub-keys (H, 2, n, HALF) of which every sub-score is exact."""
+    """Draw queries (N, H, 2·HALF) and sub-keys (H, 2, n, HALF) whose sub-scores are exact."""
     torch.manual_seed(heads)
     queries = integers(500, TOKENS, heads, 2 * HALF)
     subkeys = integers(500, heads, 2, SUBKEYS, HALF)
@@ -33,14 +33,14 @@ def draw(kind, heads):
     elif kind == "one half alike":
         subkeys[:, 0] = subkeys[:, 0, :1]
     elif kind in ("equal sums only", "sums that round alike"):
-        # sub-score i is i in a shuffled order, in both halves
+        # in both halves, the sub-scores are 0 to n - 1 in a random order
         queries.fill_(0)
         queries[..., [0, HALF]] = 1
         for of_head in subkeys:
             for half in of_head:
                 half[:, 0] = torch.randperm(SUBKEYS).float()
         if kind == "sums that round alike":
-            # singles as large as 2^24 leave out the last bit of what is added
+            # above 2^24, float32 numbers are 2 apart: adding less than 1 changes nothing
             subkeys[:, 0, :, 0] = 2.0**24 + 4 * (subkeys[:, 0, :, 0] // 2)
             subkeys[:, 1] /= 8
     return queries, subkeys
@@ -48,7 +48,7 @@ def draw(kind, heads):
 
 @pytest.fixture(params=["loops", "operations"])
 def either_way(request, monkeypatch):
-    """With compiled loops, and with torch's operations."""
+    """Run the test with the compiled loops and with torch operations."""
     if request.param == "operations":
         monkeypatch.setattr(fast_search, "use_numba", lambda x: False)
 
@@ -61,13 +61,13 @@ def product_keys(subkeys, search="torch"):
 
 
 def sub_scores(queries, subkeys):
-    """(N, H, halves, n) in float64, rounded to single precision."""
+    """Return sub-scores (N, H, halves, n), computed in float64 and rounded to float32."""
     halves = queries.unflatten(-1, (2, -1)).double()
     return torch.einsum("nhsd,hsid->nhsi", halves, subkeys.double()).float()
 
 
 def assert_best_pairs(scores, slots, parts, k):
-    """Scores and slots (N, H, k) are those of the best pairs of sub-scores (N, H, halves, n)."""
+    """Check that scores and slots (N, H, k) are the best pairs of sub-scores (N, H, halves, n)."""
     assert scores.shape == slots.shape == (*parts.shape[:2], k)
     searches = zip(parts.flatten(0, 1), scores.flatten(0, 1), slots.flatten(0, 1), strict=True)
     for (first, second), sums, found in searches:
@@ -130,7 +130,7 @@ def test_keys_start_uniform_within_one_over_the_root_of_their_width(kind, width)
     (drawn,) = kind(4, 64**2, 32).parameters()
     bound = width**-0.5
     assert drawn.abs().max() <= bound
-    # of 8,192 draws or more, a tenth in each tenth of the range: standard error 0.0033 or less
+    # each tenth of the range has a tenth of 8,192 draws or more: standard error at most 0.0033
     shares = torch.histc(drawn.detach(), bins=10, min=-bound, max=bound) / drawn.numel()
     assert shares.tolist() == pytest.approx([0.1] * 10, abs=0.02)
 
@@ -140,7 +140,7 @@ def test_keys_start_uniform_within_one_over_the_root_of_their_width(kind, width)
 def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autocast, search):
     torch.manual_seed(1)
     n, k = 16, 40
-    # of one number each: a sub-score is one product
+    # sub-keys have width 1, so a sub-score is a single product
     subkeys = torch.randn(1, 2, n, 1).bfloat16()
     queries = torch.randn(8, 1, 2).bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -148,13 +148,13 @@ def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autoc
     assert scores.dtype == torch.float32
     parts = sub_scores(queries, subkeys)
     assert_best_pairs(scores, slots, parts, k)
-    # with products in half precision the slots would be others
+    # products in half precision would select other slots
     assert slots[:, 0].tolist() != [best_pairs(*of_token, k) for of_token in parts[:, 0].bfloat16()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_of_any_size_are_ranked(dtype, either_way):
-    """The loop halves what is between two scores: infinite ones have no middle."""
+    """The compiled loop bisects between two scores, and infinite scores have no midpoint."""
     torch.manual_seed(1)
     keys = torch.randn(7, 2, 60, 1, dtype=dtype)
     rows = keys[:, 0, :, 0]
@@ -175,8 +175,7 @@ def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
     ranks = torch.arange(min(n, k + 1))
     for a in ranks.tolist():
         for b in ranks.tolist():
-            # the most favourable scores for this pair: those up to it are all but alike, those
-            # after it far below
+            # the best case for this pair: scores up to it are nearly equal, later ones far lower
             first = (ranks <= a).double() - 1e-3 * ranks
             second = (ranks <= b).double() - 1e-3 * ranks
             sums = first[:, None] + second
@@ -194,7 +193,7 @@ def test_scores_that_are_not_numbers_come_out_as_such(either_way):
 
 
 def search_random_keys(search="torch"):
-    """Queries, sub-keys of 2 heads, and scores and slots of the best 8."""
+    """Return random queries, sub-keys of 2 heads, and the scores and slots of the best 8."""
     torch.manual_seed(1)
     queries = torch.randn(TOKENS, 2, 2 * HALF, dtype=torch.double, requires_grad=True)
     keys = product_keys(torch.randn(2, 2, SUBKEYS, HALF, dtype=torch.double), search)
@@ -215,7 +214,7 @@ def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
     best = everything.flatten(2).sort(dim=-1, descending=True)
     assert torch.equal(slots, best.indices[..., :8])
     torch.testing.assert_close(scores, best.values[..., :8])
-    # scores of one sub-key count several times
+    # a sub-key is part of several selected slots
     assert (slots // SUBKEYS == slots[..., :1] // SUBKEYS).sum(-1).max() > 1
     grad = torch.randn_like(scores)
     found = torch.autograd.grad(scores, [queries, subkeys], grad)

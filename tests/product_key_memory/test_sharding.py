@@ -1,4 +1,4 @@
-"""A memory on two workers, its table on both or sharded by columns, beside one worker's."""
+"""Two workers train a memory, with a whole or a sharded table, as one worker does."""
 
 import copy
 import functools
@@ -19,20 +19,20 @@ from tests.product_key_memory.layer import SLOTS, WIDTH, adam_with_memory, make_
 from tests.two_workers import on_two_workers
 
 TOKENS, UPDATES = 10, 4
-# tokens of worker 0; the rest are worker 1's, in the third update none
+# tokens of worker 0 in each update; worker 1 has the rest, none in the third update
 SHARES = (6, 3, TOKENS, 5)
 
 
 def make(sharded, seed=1, shared=False, **choices):
     build = make_pair if shared else make_memory
     memory = build(seed=seed, query_batch_norm=True, shard_values=sharded, **choices)
-    # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a large
-    # epsilon keeps Adam from making steps of them
+    # batch norm cancels the bias before it, whose gradient is only rounding error: a large epsilon
+    # keeps Adam from turning that into steps
     return memory, adam_with_memory(memory, adam_eps=1e-4, memory_lr=0.02)
 
 
 def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
-    """What fairseq's trainer does in an update; returns the norms and the outputs."""
+    """Update as fairseq's trainer does; return the gradient norms and the outputs."""
     norms, outputs = [], []
     for update in updates:
         torch.manual_seed(100 + update)
@@ -60,7 +60,7 @@ def train(rank, workers, sharded, updates=range(UPDATES), resume=None, padded=Fa
     if resume is not None:
         memory.load_state_dict(resume.pop("model"))
         optimizer.load_state_dict(resume)
-    # as on accelerators, or as on a CPU
+    # accelerators pad row gradients, CPUs do not
     with mock.patch.object(values, "pads_rows", return_value=padded):
         norms, outputs = learn(memory, optimizer, rank, workers, updates)
     optimizer.optimizer.consolidate_state_dict()
@@ -68,7 +68,7 @@ def train(rank, workers, sharded, updates=range(UPDATES), resume=None, padded=Fa
     result["statistics"] = [x for name, x in memory.named_buffers() if "running" in name]
     if rank == 0:
         result |= {"model": dict(memory.state_dict()), **optimizer.state_dict()}
-    # the other may not leave before its part is gathered
+    # a worker must not exit before its part is gathered
     if workers > 1:
         dist.barrier()
     return result
@@ -76,7 +76,7 @@ def train(rank, workers, sharded, updates=range(UPDATES), resume=None, padded=Fa
 
 def assert_same_training(together, alone, **tolerance):
     first, second = together
-    # not only all but alike: they stay the same for ever
+    # exactly equal, or they would drift apart
     torch.testing.assert_close(first["statistics"], second["statistics"], rtol=0, atol=0)
     first["outputs"] = [
         torch.cat(parts) for parts in zip(first["outputs"], second["outputs"], strict=True)
@@ -103,7 +103,7 @@ BF16 = {"values_dtype": torch.bfloat16}
 )
 def test_two_workers_learn_what_one_learns(how, sharded, tmp_path):
     together = on_two_workers(functools.partial(train, workers=2, sharded=sharded, **how), tmp_path)
-    # sums in another order may be rounded to the next number of 8 bits
+    # sums in another order may be rounded to the neighboring bfloat16 number
     tolerance = {"rtol": 0.02, "atol": 0.02} if how is BF16 else {}
     alone = {name: value for name, value in how.items() if name not in ("search", "padded")}
     assert_same_training(together, train(0, 1, sharded=False, **alone), **tolerance)

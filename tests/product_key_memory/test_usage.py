@@ -1,4 +1,4 @@
-"""Usage and KL divergence: their formulas, heads, workers, and what validation logs of models."""
+"""Usage and KL divergence: their formulas, heads, workers, and their logs in validation."""
 
 import copy
 import math
@@ -55,7 +55,7 @@ def test_weights_of_a_slot_are_summed_over_tokens_and_records_and_heads_apart_if
     assert torch.equal(one_head.reads, apart.reads[:1])
     assert together.tokens == 4
     together.clear()
-    # nothing read is no usage and no divergence
+    # without reads, usage is 0 and the divergence is undefined
     assert (usage(together.total()), together.tokens) == (0, 0)
     assert math.isnan(kl_from_uniform(together.total()))
 
@@ -69,7 +69,7 @@ def record_on(rank):
     first = recorded.total()
     if rank == 1:
         recorded.record(torch.tensor([[[5, 1], [5, 1]]]), weights)
-    # asking twice adds nothing twice
+    # asking again must not add the reads again
     return first, recorded.total(), recorded.total(), recorded.reads
 
 
@@ -81,7 +81,7 @@ def test_reads_of_two_workers_are_summed(tmp_path):
         assert own.sum().item() == 2
 
 
-# --- what validation logs
+# --- logs in validation
 
 
 def test_each_pass_of_validation_has_figures_of_its_own():
@@ -107,7 +107,7 @@ def test_each_pass_of_validation_has_figures_of_its_own():
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_models_name_the_layer_and_the_part(kind):
-    # copied as for --store-ema
+    # a copy, as --store-ema makes
     model, batch = copy.deepcopy(build(kind).eval()), padded(6, 4)
     names = ["encoder_memory2", "decoder_memory1"] if kind == "translation" else ["memory2"]
     with metrics.aggregate(new_root=True) as found, torch.no_grad():

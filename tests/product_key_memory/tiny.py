@@ -1,4 +1,4 @@
-"""Transformers with product-key memories, and sentences, that fit a test."""
+"""Small transformers with product-key memories, and sentences, for tests."""
 
 import torch
 
@@ -15,9 +15,9 @@ MEMORY = {"memory_slots": 49, "memory_heads": 2, "memory_knn": 3, "memory_query_
 
 
 def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
-    """3 layers, d 16, f 24, 2 heads, without dropout; memories of 49 slots."""
+    """Build a model of 3 layers, d 16, f 24, 2 heads, without dropout; memories have 49 slots."""
     sizes = {**tiny.SIZES, "decoder_ffn_embed_dim": 24, "dropout": 0.0, **MEMORY}
-    # what fairseq takes over from other options
+    # values that fairseq takes from other options
     of_others = {"add_bos_token": False, "tokens_per_sample": 16, "max_target_positions": None}
     of_others |= {"tpu": False, "memory_optimizer": None}
     cfg = MemoryLanguageModelConfig(**{**sizes, **of_others, **options})
@@ -26,7 +26,7 @@ def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
 
 
 def tiny_transformer(seed: int = 1, **options) -> MemoryTransformer:
-    """Encoder and decoder of 2 layers, d 16, f 24, 2 heads, without dropout; 49 slots."""
+    """Build encoder and decoder of 2 layers, d 16, f 24, 2 heads, without dropout; 49 slots."""
     sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, **MEMORY}
     sizes["share_all_embeddings"] = False
     return tiny.translation_model(
@@ -35,12 +35,12 @@ def tiny_transformer(seed: int = 1, **options) -> MemoryTransformer:
 
 
 def memories(model: torch.nn.Module) -> list[ProductKeyMemory]:
-    """The memories of a model or layer, in its order."""
+    """Return the memories of a model or layer, in its order."""
     return [module for module in model.modules() if isinstance(module, ProductKeyMemory)]
 
 
 def padded(*lengths: int, width: int | None = None) -> torch.Tensor:
-    """Random sentences of these lengths, the same whatever the ``width`` of the batch (B, T)."""
+    """Return random sentences (B, T) of these lengths; ``width`` changes only their padding."""
     batch = torch.full((len(lengths), width or max(lengths)), tiny.dictionary().pad())
     for number, length in enumerate(lengths):
         batch[number, :length] = tiny.tokens(1, length, seed=number)
@@ -56,7 +56,7 @@ BUILDERS = {
 
 
 def build(kind, **options):
-    """A model with a memory in its second layer, in translation in one of each part."""
+    """Build a model with a memory in layer 2; translation also has one in decoder layer 1."""
     placed = {"memory_layers": "2"}
     if kind == "translation":
         placed = {"encoder_memory_layers": "2", "decoder_memory_layers": "1"}
@@ -67,12 +67,12 @@ def build(kind, **options):
 
 
 def inputs_of(model, batch):
-    """What scores ``batch`` (B, T), padded on the right; translation is of it into itself."""
+    """Return a model's inputs for ``batch`` (B, T), padded on the right: source and target."""
     if not isinstance(model, MemoryTransformer):
         return (batch,)
     lengths = batch.ne(tiny.dictionary().pad()).sum(1)
     rows = zip(batch, (batch.size(1) - lengths).tolist(), strict=True)
-    # as fairseq pads sources
+    # fairseq pads sources on the left
     return torch.stack([row.roll(padding) for row, padding in rows]), lengths, batch
 
 

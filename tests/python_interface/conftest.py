@@ -1,4 +1,4 @@
-"""Saved models of each kind, with random weights; nobody changes them."""
+"""Saved models of each kind, with random weights; tests do not change them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.scripts.evaluate.saved_models import write_checkpoint
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """What ``write_all`` writes, and segment models that differ in how far back they read."""
+    """Call ``write_all``, and write segment models that differ in how far back they read."""
     folder = write_all(tmp_path_factory.mktemp("saved"))
     kinds = {
         "recurrent": {"mem_len": 5},
@@ -26,7 +26,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(saved):
-    """Load a model by its kind, once."""
+    """Return a function that loads a model by its kind, once."""
     loaded = {}
 
     def get(kind):

@@ -1,4 +1,4 @@
-"""What cannot be loaded, scored or generated: errors name argument, value and remedy."""
+"""Errors of loading, scoring and generating name the argument, its value and a remedy."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from fairseq_plugins import load
 
 LONG = "a " * 1024
-# a model's kind, what is done with it, and what the error begins with and names
+# a model's kind, a method and its arguments, the start of the error, and words in it
 REFUSED = [
     *(
         ("recurrent", "generate", {"prompt": "a", **given}, *words)
@@ -66,9 +66,9 @@ REFUSED = [
         (kind, "load", given, *words)
         for kind, given, *words in (
             ("none at all", {}, "there is no ", "none at all.pt"),
-            ("recurrent", {"mem_lne": 3}, "mem_lne is no option", "did you mean mem_len?"),
-            ("recurrent", {"decoder_layers": 3}, "decoder_layers is no option", "leave it out"),
-            ("recurrent", {"bpe_codes": "f"}, "bpe_codes is no option", "(None, None)"),
+            ("recurrent", {"mem_lne": 3}, "mem_lne is not an option", "did you mean mem_len?"),
+            ("recurrent", {"decoder_layers": 3}, "decoder_layers is not an option", "leave it out"),
+            ("recurrent", {"bpe_codes": "f"}, "bpe_codes is not an option", "(None, None)"),
             ("recurrent", {"tokens_per_sample": 0}, "tokens_per_sample is 0", "at least 1"),
             ("recurrent", {"extended_context": 4}, "extended_context is 4", "mem_len=0"),
             ("absolute", {"extended_context": 5}, "tokens_per_sample is 8", "extended_context 5"),

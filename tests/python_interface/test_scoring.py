@@ -1,4 +1,4 @@
-"""The losses of a whole split: each token once, in order, from what is before it."""
+"""Losses of a whole split: each token is scored once, in order, given the tokens before it."""
 
 import re
 
@@ -17,7 +17,7 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A text, a model that attends to all of it, one without a memory, and an adaptive softmax."""
+    """Write a text; models with a memory of all of it, without memory, with adaptive softmax."""
     folder = tmp_path_factory.mktemp("scoring")
     write_text(folder / "bin")
     bands = {"adaptive_softmax_cutoff": "8,14", "adaptive_softmax_factor": 2}
@@ -41,14 +41,14 @@ def model(folder):
 
 
 def before(text):
-    """The token before each of ``text``."""
+    """Return the token before each token of ``text``."""
     return np.concatenate([[EOS], text])[: len(text)]
 
 
 @pytest.mark.parametrize("segment", [1, 5, 64, 1000])
 @pytest.mark.parametrize("name", ["all", "adaptive"])
 def test_one_stream_gives_the_losses_of_the_whole_text(folder, text, monkeypatch, name, segment):
-    # in pieces of 7 tokens
+    # compute log-probabilities for 7 tokens at once
     monkeypatch.setattr(scoring, "LOG_PROBABILITIES", 7 * tiny.VOCABULARY)
     model = load(folder / f"{name}.pt", folder / "bin")
     losses = model.score_split(tokens_per_sample=segment)
@@ -118,7 +118,7 @@ def test_a_diverged_model_and_unknown_tokens_are_noticed(saved, tmp_path, caplog
     model.score_split()
     assert re.search(r"1\.0 % of 97 tokens are <unk>", caplog.text)
     with torch.no_grad():
-        # finite, but not its square
+        # the bias is finite, but its square is not
         model.model.decoder.layers[2].fc2.bias[0] = 3e38
     with pytest.raises(FloatingPointError, match="the loss of a token is not finite"):
         model.score_split()

@@ -42,7 +42,7 @@ def coder(symbols, units):
             "a ▁ <U+00A0> a",
         ),
         (["65", "32", "195", "164", "0"], Units("bytes"), "A ä\n\n", "65 32 195 164 </s> </s>"),
-        # which could be bytes and characters
+        # symbols that could also be bytes or characters
         (list(map(str, range(128))), Units(), "3 10 17\n127", "3 10 17 </s> 127"),
         ("ACGT", Units(), "A C\nG T\n", "A C </s> G T </s>"),
         (WORDS.split(), Units(), "the cat\nsat on\n", "the cat </s> sat on </s>"),
@@ -117,11 +117,11 @@ def test_unknown_symbols_are_refused_or_counted_as_unk():
         coder.encode("the red bird")
     with pytest.raises(ValueError, match=re.escape(message)):
         coder.encode("the red bird sat on the red bird", "text 3")
-    # which the prepared texts of words have
+    # prepared texts of words have <unk>
     assert coder.symbols(coder.encode("the <unk> sat")) == "the <unk> sat".split()
     coder = TextCoder(dictionary(WORDS.split()), allow_unknown=True)
     assert coder.symbols(coder.encode("the red bird")) == "the <unk> <unk>".split()
-    with pytest.raises(ValueError, match=r"^the text has <pad>, which is no text to fairseq"):
+    with pytest.raises(ValueError, match=r"^the text has <pad>, which fairseq takes for padding"):
         coder.encode("the <pad>")
 
 
@@ -129,11 +129,11 @@ def test_unknown_symbols_are_refused_or_counted_as_unk():
     ("tokenizer", "bpe", "options", "message"),
     [
         (None, "subword_nmt", {}, "bpe is 'subword_nmt' without bpe_codes: give bpe_codes=FILE"),
-        (None, "fastbpe", {"bpe_codes": "none"}, "bpe_codes is none, which is no file: name"),
+        (None, "fastbpe", {"bpe_codes": "none"}, "bpe_codes is none, which is not a file: name"),
         (None, "sentencepiece", {}, "bpe is 'sentencepiece' without sentencepiece_model: give"),
         (None, "byte_bpe", {}, "bpe is 'byte_bpe' without sentencepiece_model_path: give sentenc"),
         ("moss", None, {}, "tokenizer is 'moss': there are moses, nltk, space"),
-        # of which the libraries make a SystemExit and other errors
+        # the libraries raise SystemExit or other errors for these
         (None, "subword_nmt", {"bpe_codes": __file__}, "'subword_nmt' and cannot be"),
         (None, "sentencepiece", {"sentencepiece_model": __file__}, "'sentencepiece' and cannot"),
     ],

@@ -1,1 +1,1 @@
-"""Slow implementations, written from the papers' equations, that the fast ones are held to."""
+"""Slow implementations of the papers' equations, with which the fast ones are compared."""

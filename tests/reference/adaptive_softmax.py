@@ -4,7 +4,7 @@ import torch
 
 
 def log_probability(softmax, x, symbol):
-    """log p(symbol | x) of fairseq's tied AdaptiveSoftmax, x (d,), from its weights."""
+    """Return log p(symbol | x) for x (d,), from the weights of fairseq's tied AdaptiveSoftmax."""
     of_head = softmax.head.word_proj.weight, softmax.head.class_proj.weight
     head = torch.cat([weight @ x for weight in of_head]).log_softmax(0)
     first = softmax.cutoff[0]

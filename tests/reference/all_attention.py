@@ -6,7 +6,7 @@ import torch
 
 
 def softmax(scores, masks=1.0, epsilon=0.0):
-    """Weights exp(s)·m / Σ exp(s)·m of scores (C,) with masks (C,).
+    """Return weights exp(s)·m / Σ exp(s)·m for scores (C,) with masks (C,).
 
     With epsilon, w·m / (Σ w·m + ε), where w = exp(s) / Σ exp(s), as in the published code.
     """
@@ -16,12 +16,12 @@ def softmax(scores, masks=1.0, epsilon=0.0):
 
 
 def soft_mask(z, ramp):
-    """m_z by distance; the nearest key has distance 1, so x = 0 (section 4.3)."""
+    """Return m_z by distance; the nearest key has distance 1, so x = 0 (section 4.3)."""
     return lambda distances: torch.clamp((ramp + z - (distances - 1)) / ramp, 0, 1)
 
 
 def computed(span):
-    """How far the published code computes scores: it drops 64 distances at a time."""
+    """Return how far the published code computes scores; it drops 64 distances at a time."""
     widest = math.ceil(max(span.value.tolist()) * span.max_span) + span.ramp
     reach = span.max_span
     while reach - 64 >= widest:
@@ -32,7 +32,7 @@ def computed(span):
 def attend(
     q, k, v, encode, seen, m_k=None, m_v=None, mask=None, joint=True, epsilon=0.0, position_q=None
 ):
-    """One head of equations 12 and 13 over one stream, one query at a time.
+    """Compute one head of equations 12 and 13 over one stream, one query at a time.
 
     q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; encode: distance ->
     d_h; seen: distance -> whether a key is visible; m_k, m_v (N, d_h): persistent keys and values;
@@ -50,7 +50,7 @@ def attend(
     for t in range(q.size(0)):
         distances = [distance for distance in reach if distance <= before + t]
         keys = [before + t - distance for distance in distances]
-        # the nearest key comes first, as among the positions
+        # the nearest key comes first, as in `positions`
         scores = (k[keys] @ q[t] + positions[: len(keys)] @ position_q[t]) / scale
         masks = torch.ones_like(scores) if mask is None else mask(q.new_tensor(distances))
         persistent = m_k @ q[t] / scale
@@ -65,13 +65,13 @@ def attend(
 
 
 def vectors(persistent, head):
-    """√d_h·m_k and √N·m_v of a head (section 5.1)."""
+    """Return √d_h·m_k and √N·m_v of a head (section 5.1)."""
     _, count, width = persistent.keys.shape
     return math.sqrt(width) * persistent.keys[head], math.sqrt(count) * persistent.values[head]
 
 
 def multi_head(layer, x, context, u, span):
-    """Equation 14's sublayer for one stream: x (T, d), context (M + T, d), both ending alike."""
+    """Compute equation 14's sublayer for one stream: x (T, d), the end of context (M + T, d)."""
     heads = []
     see_context = layer.num_heads // 2 if layer.variant == "head-split" else layer.num_heads
     for h in range(layer.num_heads):
@@ -105,8 +105,8 @@ def multi_head(layer, x, context, u, span):
 
 
 def softmax_feed_forward(layer, x):
-    """Equation 9: U softmax(V x), V and U reparameterised as persistent keys and values."""
-    # V_i = m_k, and its scale √d over the queries' √d is 1
+    """Compute equation 9, U softmax(V x), with V and U from reparameterised persistent vectors."""
+    # V_i = m_k, since the keys' scale √d and the queries' 1/√d cancel
     keys = layer.persistent.keys[0]
     values = math.sqrt(len(keys)) * layer.persistent.values[0]
     return torch.stack([softmax(keys @ x_t) @ values for x_t in x])
@@ -120,7 +120,7 @@ def layer_norm(x, weight, bias, eps=1e-5):
 
 
 def feed_forward(layer, x):
-    """Equation 5, or equation 9 for ff-attn."""
+    """Compute equation 5, or equation 9 for ff-attn."""
     if hasattr(layer, "persistent"):
         return softmax_feed_forward(layer, x)
     inner = torch.clamp(x @ layer.fc1.weight.T + layer.fc1.bias, min=0)
@@ -128,19 +128,19 @@ def feed_forward(layer, x):
 
 
 def embed(decoder, tokens):
-    """Embeddings (T, d) of tokens (T,)."""
+    """Return embeddings (T, d) of tokens (T,)."""
     return decoder.embed_scale * torch.stack([decoder.embed_tokens.weight[t] for t in tokens])
 
 
 def output(decoder, x):
-    """Scores (T, V) of what the last layer puts out, (T, d)."""
+    """Return scores (T, V) for the last layer's output x (T, d)."""
     scores = x @ decoder.output_projection.weight.T
     bias = decoder.output_projection.bias
     return scores if bias is None else scores + bias
 
 
 def network(decoder, tokens, span):
-    """Scores (T, V) of a whole stream at once: tokens (T,), nothing before them."""
+    """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
     x = embed(decoder, tokens)
 
     def u(distance):

@@ -1,7 +1,7 @@
-"""The originals' language models, from tensors by their own names, in float64.
+"""The published language models in float64, computed from tensors under their published names.
 
 Dai et al. 2019 (kimiyoung/transformer-xl and Hugging Face transformers), Sukhbaatar et al. 2019
-(facebookresearch/adaptive-span). One stream; numbers are the originals' own.
+(facebookresearch/adaptive-span). Each reads one stream; tokens have the numbers of the original.
 """
 
 import math
@@ -14,7 +14,7 @@ from tests.reference.transformer_xl import attention, sinusoid
 
 
 def bands(w, layers, projections, cutoffs):
-    """Of each band: rows (W, e), and the projection (d, e), None where the band is d wide."""
+    """Return each band's rows (W, e) and projection (d, e), None if the band is d wide."""
     first = w[layers.format(0)]
     if cutoffs and layers.format(1) not in w:
         return [(rows, None) for rows in first.tensor_split(cutoffs)]
@@ -23,7 +23,7 @@ def bands(w, layers, projections, cutoffs):
 
 
 def embed(w, name, cutoffs, numbers):
-    """Rows, projected, times √d."""
+    """Return the projected rows of the numbers, times √d."""
     of_bands = bands(w, f"{name}.emb_layers.{{}}.weight", f"{name}.emb_projs.{{}}", cutoffs)
     rows = []
     for number in numbers:
@@ -35,7 +35,7 @@ def embed(w, name, cutoffs, numbers):
 
 
 def log_softmax(w, name, clusters, cutoffs, x, last_first):
-    """log p of all symbols, (T, V); ``last_first``: the head scores cluster C first, 1 last."""
+    """Return log p (T, V); with ``last_first``, the head scores cluster C first, 1 last."""
     outputs = bands(w, f"{name}.out_layers.{{}}.weight", f"{name}.out_projs.{{}}", cutoffs)
     biases = [b for b, _ in bands(w, f"{name}.out_layers.{{}}.bias", "none", cutoffs)]
 
@@ -59,7 +59,7 @@ def log_softmax(w, name, clusters, cutoffs, x, last_first):
 
 
 def projections(count, width, **weights):
-    """Attention with these matrices (d, d), as the other references take it."""
+    """Return an attention with these matrices (d, d), in the form that other references take."""
     named = {f"{name}_proj": SimpleNamespace(weight=weight) for name, weight in weights.items()}
     return SimpleNamespace(num_heads=count, head_dim=width // count, **named)
 
@@ -69,10 +69,10 @@ def doubled(tensors, prefix=""):
 
 
 def transformer_xl(tensors, config, numbers, hugging_face):
-    """log p (T, V) of what follows each number, read in segments with a memory."""
+    """Return log p (T, V) of the successor of each number, read in segments with a memory."""
     w = doubled(tensors, "transformer.")
     memory, cutoffs = config["mem_len"], config["cutoffs"]
-    # the original starts with no memory at all
+    # Hugging Face starts with a memory of zeros, the original without a memory
     start = torch.zeros(memory if hugging_face else 0, config["d_model"], dtype=torch.float64)
     memories = [start] * config["n_layer"]
     found = []
@@ -88,7 +88,7 @@ def transformer_xl(tensors, config, numbers, hugging_face):
 
 
 def transformer_xl_layer(w, config, name, x, context):
-    """A layer for a segment x (T, d), context (M + T, d)."""
+    """Compute a layer for a segment x (T, d), the end of context (M + T, d)."""
     count, before = config["n_head"], config["pre_lnorm"]
 
     def norm(part, y):
@@ -128,7 +128,7 @@ def transformer_xl_layer(w, config, name, x, context):
 
 
 def adaptive_span(tensors, config, numbers):
-    """log p (T, V) of what follows each number; however it is read, a stream starts with zeros."""
+    """Return log p (T, V) of the successor of each number; the memory starts with zeros."""
     w = doubled(tensors)
     options = {
         **config,
@@ -148,7 +148,7 @@ def adaptive_span(tensors, config, numbers):
 
 
 def adaptive_span_layer(w, options, name, x):
-    """A layer for a whole stream x (T, d)."""
+    """Compute a layer for a whole stream x (T, d)."""
     count, span, attn = options["nb_heads"], options["attn_span"], f"{name}.attn.attn"
     q, k, v, out = (w[f"{name}.attn.proj_{part}.weight"] for part in ("query", "key", "val", "out"))
     layer = projections(count, x.size(1), q=q, k=k, v=v, out=out)

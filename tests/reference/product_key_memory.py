@@ -1,6 +1,6 @@
 """Product-key memory, token by token and key by key, in float64 (Lample et al. 2019, section 3).
 
-The output gate is that of Memory Layers at Scale (Berges et al. 2024).
+The output gate comes from Memory Layers at Scale (Berges et al. 2024).
 """
 
 import torch
@@ -9,10 +9,10 @@ from tests.reference.all_attention import layer_norm
 
 
 def best_pairs(first, second, k):
-    """Slots i·n + j of the k largest of all n² sums first[i] + second[j], best first.
+    """Return slots i·n + j of the k largest of all n² sums first[i] + second[j], best first.
 
-    Of equal sums goes first the one of the better first sub-score, then that of the lower i, then
-    that of the better second sub-score, then that of the lower j. Sums have the tensors' precision.
+    Equal sums are ordered by the better first sub-score, then the lower i, then the better second
+    sub-score, then the lower j. Sums have the tensors' precision.
     """
     n = len(first)
     ones, others = first.tolist(), second.tolist()
@@ -26,13 +26,13 @@ def best_pairs(first, second, k):
 
 
 def best_keys(scores, k):
-    """Numbers of the k largest scores, best first; of equal ones the lower number first."""
+    """Return the numbers of the k largest scores, best first; ties go to the lower number."""
     listed = scores.tolist()
     return sorted(range(len(listed)), key=lambda number: (-listed[number], number))[:k]
 
 
 def linear(layer, vector):
-    """W·x + b, one output at a time."""
+    """Compute W·x + b, one output at a time."""
     outputs = [row @ vector for row in layer.weight.double()]
     if layer.bias is not None:
         biases = layer.bias.double()
@@ -41,7 +41,7 @@ def linear(layer, vector):
 
 
 def batch_norm(norm, vectors, training):
-    """Normalise each feature over the tokens, or by the running statistics: a list of vectors."""
+    """Normalise each feature of a list of vectors, over the vectors or by running statistics."""
     if not vectors:
         return []
     features = []
@@ -63,7 +63,7 @@ def normed(norm, vector):
 
 
 def queries(network, tokens, training):
-    """Lists, one a token, of H queries (d_q,): section 3.1, tokens a list of vectors (d,)."""
+    """Return H queries (d_q,) for each of the tokens, a list of vectors (d,) (section 3.1)."""
     of_tokens = []
     linear_layers = [layer for layer in network.layers if hasattr(layer, "weight")]
     for token in tokens:
@@ -84,13 +84,13 @@ def queries(network, tokens, training):
 
 
 def select(keys, head, query, k):
-    """Slots and scores (k,) of the best keys of all K (equation 1), product keys or flat ones."""
+    """Return slots and scores (k,) of the best of all K keys, product or flat (equation 1)."""
     if hasattr(keys, "keys"):
         scores = torch.stack([key.double() @ query for key in keys.keys[head]])
         slots = best_keys(scores, k)
         return slots, torch.stack([scores[slot] for slot in slots])
     half = len(query) // 2
-    # every key is the concatenation of a sub-key of each set, and its score the sum of theirs
+    # a key concatenates a sub-key of each set, so its score is the sum of their scores
     first = torch.stack([key.double() @ query[:half] for key in keys.subkeys[head, 0]])
     second = torch.stack([key.double() @ query[half:] for key in keys.subkeys[head, 1]])
     slots = best_pairs(first, second, k)
@@ -99,13 +99,13 @@ def select(keys, head, query, k):
 
 
 def gated(gate, token, vector):
-    """y ⊙ SiLU(x W₁), number by number; SiLU(a) = a / (1 + e^-a)."""
+    """Compute y ⊙ SiLU(x W₁), number by number; SiLU(a) = a / (1 + e^-a)."""
     opened = [a / (1 + torch.exp(-a)) for a in linear(gate, token.double())]
     return torch.stack([y * g for y, g in zip(vector, opened, strict=True)])
 
 
 def read(memory, token, heads):
-    """What one token (d,) reads with its H queries: equations 1 to 3, heads summed (3.3)."""
+    """Return what a token (d,) reads with H queries, ``heads`` (equations 1 to 3, section 3.3)."""
     total = torch.zeros(memory.values.size(1), dtype=torch.float64)
     for head, query in enumerate(heads):
         slots, scores = select(memory.keys, head, query, memory.knn)
@@ -121,7 +121,7 @@ def read(memory, token, heads):
 
 
 def product_key_memory(memory, x, padding=None):
-    """The output (N, d) of a memory without dropout for tokens x (N, d), padding a list of bool."""
+    """Return the output (N, d) without dropout for tokens x (N, d); padding is a list of bool."""
     padding = [False] * len(x) if padding is None else padding
     tokens = [vector for vector, pad in zip(x, padding, strict=True) if not pad]
     of_tokens = queries(memory.query_network, tokens, memory.training)

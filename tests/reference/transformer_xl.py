@@ -9,7 +9,7 @@ from tests.reference.all_attention import attend, embed, feed_forward, layer_nor
 
 
 def sinusoid(place, width):
-    """R at one place: d / 2 sines, then d / 2 cosines."""
+    """Return R at one place: d / 2 sines, then d / 2 cosines."""
     frequencies = [10_000 ** (-2 * n / width) for n in range(width // 2)]
     return torch.tensor(
         [math.sin(place * f) for f in frequencies] + [math.cos(place * f) for f in frequencies],
@@ -18,17 +18,16 @@ def sinusoid(place, width):
 
 
 def attention(layer, x, context, seen, encode):
-    """The sublayer for one stream: x (T, d), context (M + T, d), both ending alike.
+    """Compute the sublayer for one stream: x (T, d), the end of context (M + T, d).
 
-    ``seen(distance)`` says whether a key is visible, ``encode(head, distance)`` is the position
-    key.
+    ``seen(distance)``: whether a key is visible; ``encode(head, distance)``: its position key.
     """
     outputs = []
     for head in range(layer.num_heads):
         rows = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
         projections = (layer.q_proj, x), (layer.k_proj, context), (layer.v_proj, context)
         q, k, v = (y @ projection.weight[rows].T for projection, y in projections)
-        # terms a and c of the score, b and d
+        # queries for terms a and c of the score, and for b and d
         of_content = of_position = q
         if layer.biases is not None:
             of_content, of_position = q + layer.biases.u[head], q + layer.biases.v[head]
@@ -38,7 +37,7 @@ def attention(layer, x, context, seen, encode):
 
 
 def encoder(layer, clamp_len=None):
-    """The ``encode`` of a layer's attention, from its distance table."""
+    """Return ``encode`` for a layer's attention, from its distance table."""
     table = layer.position_projection
     if table is None:
         return lambda head, distance: torch.zeros(layer.head_dim, dtype=torch.float64)
@@ -56,7 +55,7 @@ def encoder(layer, clamp_len=None):
 
 
 def network(decoder, tokens, seen, clamp_len=None):
-    """Scores (T, V) of a whole stream read at once: tokens (T,), nothing before them."""
+    """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
     x, absolute = embed(decoder, tokens), decoder.absolute_positions
     for index, layer in enumerate(decoder.layers):
         if absolute is not None and hasattr(absolute, "weight"):

@@ -1,4 +1,4 @@
-"""The Weighted Transformer from its equations, one branch and one sentence after the other, slowly.
+"""The Weighted Transformer from its equations, one branch and one sentence at a time.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 1 and 4 to 7.
 """
@@ -9,7 +9,7 @@ import torch
 
 
 def attention(queries, keys, values, visible):
-    """Scaled dot-product attention of one head and sentence; ``visible`` says which keys count."""
+    """Compute the attention of one head and sentence; ``visible`` says which keys count."""
     out = []
     for query, sees in zip(queries, visible, strict=True):
         scores = keys @ query / keys.size(1) ** 0.5
@@ -18,10 +18,10 @@ def attention(queries, keys, values, visible):
 
 
 def head_of_branch(i, heads, query, key, visible):
-    """Equation 5 for branch i, from 0, and one sentence: (T, h), with the projections of ``heads``.
+    """Compute equation 5 for branch i, from 0, of one sentence, (T, h); ``heads`` has the weights.
 
-    The query is (T, d), the key, of keys and values, (S, d); ``visible`` (T, S) says which queries
-    see which keys.
+    ``query`` is (T, d), ``key``, projected to keys and values, (S, d); ``visible`` (T, S) says
+    which queries see which keys.
     """
     rows = torch.arange(heads.q_proj.out_features).chunk(heads.num_heads)[i]
     projections = (heads.q_proj, query), (heads.k_proj, key), (heads.v_proj, key)
@@ -30,20 +30,20 @@ def head_of_branch(i, heads, query, key, visible):
 
 
 def projected(i, head, out_proj, branches, total):
-    """b_i = head_i W^{O_i} + b^O/S, with the output projection's weights: (T, d)."""
+    """Compute b_i = head_i W^{O_i} + b^O/S, with the output projection's weights: (T, d)."""
     columns = torch.arange(out_proj.in_features).chunk(branches)[i]
     return head @ out_proj.weight[:, columns].T + out_proj.bias / total
 
 
 def feed_forward(i, z, fc1, fc2, branches, total):
-    """F_i(z), equation 4 with the i-th slice of the inner vector: (T, d)."""
+    """Compute F_i(z), equation 4 with the i-th slice of the inner vector: (T, d)."""
     rows = torch.arange(fc1.out_features).chunk(branches)[i]
     inner = (z @ fc1.weight[rows].T + fc1.bias[rows]).clamp(min=0)
     return inner @ fc2.weight[:, rows].T + fc2.bias / total
 
 
 def branched_attention(module, query, key, visible):
-    """Equations 5 to 7 for one sentence with the weights of a BranchedAttention: (T, d)."""
+    """Compute equations 5 to 7 for one sentence with a BranchedAttention's weights: (T, d)."""
     network = module.feed_forward
     kappa, alpha = network.weights()
     branches, total = len(kappa), network.weights.applied_sum
@@ -57,7 +57,7 @@ def branched_attention(module, query, key, visible):
 
 
 def weighted_attention(module, query, key, visible):
-    """Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d)."""
+    """Compute Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d)."""
     (kappa,) = module.out_proj.weights()
     how = module.out_proj, len(kappa), module.out_proj.weights.applied_sum
     heads = [head_of_branch(i, module, query, key, visible) for i in range(len(kappa))]
@@ -65,16 +65,16 @@ def weighted_attention(module, query, key, visible):
 
 
 def weighted_feed_forward(layer, x):
-    """Σ_i α_i F_i(x) of a layer whose second layer is a WeightedLinear: (T, d)."""
+    """Compute Σ_i α_i F_i(x) of a layer whose second map is a WeightedLinear: (T, d)."""
     (alpha,) = layer.fc2.weights()
     how = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.applied_sum
     return sum(alpha[i] * feed_forward(i, x, *how) for i in range(len(alpha)))
 
 
 def nearest_on_simplex(x):
-    """The nearest vector of no negative numbers with sum 1, by trying every set of positive ones.
+    """Return the nearest nonnegative vector with sum 1, by trying every set of positive entries.
 
-    With a given set the nearest is found by taking the same from each of its numbers.
+    For a given set, it is found by subtracting the same amount from each entry.
     """
     best, distance = None, float("inf")
     for size in range(1, len(x) + 1):

@@ -15,5 +15,5 @@ from tests.end_to_end.conftest import (  # noqa: F401 (fixtures)
 
 @pytest.fixture
 def model(trained, tmp_path):  # noqa: F811
-    """A copy of the Transformer-XL's folder of checkpoints."""
+    """Return a copy of the Transformer-XL's folder of checkpoints."""
     return shutil.copytree(trained("transformer_xl"), tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Files that are damaged or wrong: refused by name, or read as they are meant."""
+"""Damaged and wrong files are refused by name, or read correctly."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from tests.end_to_end.trainings import assert_refused, logged, read_tensors, tra
 
 
 def flip(content, at):
-    """Change a bit, at a share of the content."""
+    """Flip a bit at a relative position in the content."""
     changed = bytearray(content)
     place = int(at * (len(content) - 1))
     changed[place] ^= 1 << random.Random(at).randrange(8)
@@ -35,7 +35,7 @@ DICTIONARIES = {
     "another text's": lambda content: b"".join(b"other%d 9\n" % n for n in range(40)),
     "another order": lambda content: b"\n".join(content.splitlines()[::-1]) + b"\n",
 }
-# fairseq's format has no checksum: these may give another symbol of the dictionary, unseen
+# fairseq's format has no checksum: these may change a symbol into another one, undetected
 UNSEEN = {("test.bin", name) for name in DAMAGES if name.startswith("a bit flipped")}
 PLACES = {
     "missing": lambda path: None,
@@ -70,7 +70,7 @@ READERS = {
 
 
 def results(printed, path):
-    """What a command printed and wrote beside a checkpoint, to compare."""
+    """Return what a command printed and wrote beside a checkpoint, for comparison."""
     loss = re.search(r"Evaluated ([\d,]+) tokens.*?Loss \(base 2\): ([\d.]+)", printed, re.DOTALL)
     average = path.with_name("average.pt")
     written = read_tensors(average) if average.exists() else {}
@@ -82,7 +82,7 @@ def results(printed, path):
 
 @pytest.fixture(scope="module")
 def undamaged(corpora, trained, tmp_path_factory):
-    """What each reader finds in the checkpoint as it is."""
+    """Return the results of each reader for the undamaged checkpoint."""
     found = {}
     for name, words in READERS.items():
         model = tmp_path_factory.mktemp("undamaged") / "model"
@@ -91,7 +91,7 @@ def undamaged(corpora, trained, tmp_path_factory):
     return found
 
 
-# all readers have one loader: others than the first get some of the changes
+# all readers share one loader, so that only the first one gets all changes
 FEW = ("cut in the middle", "a bit flipped in its middle", "a tensor less", "a NaN")
 
 
@@ -105,7 +105,7 @@ FEW = ("cut in the middle", "a bit flipped in its middle", "a tensor less", "a N
     ],
 )
 def test_a_changed_checkpoint(reader, change, model, corpora, undamaged):
-    """It is refused by its name, or the reader finds what it found before."""
+    """It is refused by its name, or the reader gives the same results as before."""
     path = model / "checkpoint_last.pt"
     change_checkpoint(path, change)
     status, printed = Command(*READERS[reader](path, corpora)).wait()
@@ -130,7 +130,7 @@ def test_the_checkpoint_of_another_model(paper, corpora, trained, model):
     [
         *((name, damage) for name in ("test.bin", "test.idx", "dict.txt") for damage in DAMAGES),
         *(("dict.txt", damage) for damage in (*DICTIONARIES, *PLACES)),
-        # for a folder, fairseq's own traceback, which names the file
+        # not a folder, for which fairseq's own traceback names the file
         *(("test.bin", damage) for damage in ("missing", "a FIFO")),
         *(("test.idx", damage) for damage in PLACES),
     ],

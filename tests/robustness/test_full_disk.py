@@ -1,4 +1,4 @@
-"""A disk that is full or read-only: an error that names the file, and what was there stays."""
+"""On a full or read-only disk, an error names the file, and existing files stay."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ NOBODY = 65534
 
 
 def little_room():
-    """Let no file grow beyond a size, as a quota does; the output is a file, too, and fits."""
+    """Limit the size of each file, like a quota; the command's output is a file, too, and fits."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 

@@ -1,6 +1,6 @@
-"""Checkpoints that would run something when they are loaded, given to all that opens checkpoints.
+"""Checkpoints that try to run code when they are loaded, given to all users of checkpoints.
 
-Each would make a folder, the mark.
+Each tries to make a folder, the mark.
 """
 
 import builtins
@@ -32,7 +32,7 @@ class Reduced:
 
 
 def write_archive(path, content):
-    """Write a pickle's opcodes in the archive that torch reads."""
+    """Write a pickle's opcodes into an archive in torch's format."""
     parts = {"data.pkl": content, "version": b"3\n", "byteorder": b"little"}
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in parts.items():
@@ -40,19 +40,19 @@ def write_archive(path, content):
 
 
 def stacked(mark):
-    """Opcodes that find a function by names on the stack and call it."""
+    """Return opcodes that find a function by names on the stack and call it."""
     found = b"\x8c\x02os\x8c\x05mkdir\x93"
     return b"\x80\x04" + found + b"\x8c" + bytes([len(mark)]) + mark + b"\x85R."
 
 
 def chain(mark):
-    """Attributes of attributes, which end at a function."""
+    """Return an object that reaches a function through attributes of attributes."""
     found = Reduced(getattr, Reduced(getattr, builtins.__import__, "__self__"), "exec")
     return Reduced(functools.partial, found, f"import os; os.mkdir({mark!r})")
 
 
 def archive_in_archive(mark):
-    """An archive of torch's within another, which torch itself would load."""
+    """Return an archive within an archive; torch itself would load the inner one."""
     inner = io.BytesIO()
     torch.save(Reduced(os.mkdir, mark), inner)
     trusting = functools.partial(torch.load, weights_only=False)
@@ -69,13 +69,13 @@ OBJECTS = {
     "an archive in an archive": archive_in_archive,
 }
 OPCODES = {
-    # alone, as old versions of torch wrote pickles
+    # a pickle alone, as old versions of torch wrote it
     "stacked opcodes alone": stacked,
     "stacked opcodes": stacked,
     "an instance of old classes": lambda mark: b"(S'" + mark + b"'\nios\nmkdir\n.",
     "a module that does it when imported": lambda mark: b"\x80\x02cside_effects\nx\n.",
 }
-# what opens checkpoints, and the paper of the checkpoint
+# commands that open checkpoints, and the paper of their checkpoint
 OPENERS = {
     "fairseq-eval-lm": "transformer_xl",
     "fairseq-generate": "weighted_transformer",
@@ -134,6 +134,6 @@ def test_whatever_opens_a_checkpoint_executes_nothing_in_it(corpora, trained, tm
     words = words_of(opener, path, corpora)
     assert_refused(*Command(*words).wait(), "checkpoint.pt")
     assert not mark.exists()
-    # as it was, it is opened
+    # the original checkpoint is accepted
     shutil.copy(model / "checkpoint_last.pt", path)
     run(*words)

@@ -1,6 +1,6 @@
-"""Commands killed by SIGKILL at random moments end, started again, as if they were not.
+"""Commands that are killed at random moments and started again end as if never killed.
 
-``pytest tests/robustness/test_kills.py --kills 100`` kills each of them a hundred times.
+``pytest tests/robustness/test_kills.py --kills 100`` kills each command a hundred times.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ SAVED_OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-in
 
 
 def timed(start):
-    """Run what ``start`` starts; return its output and how many seconds it took."""
+    """Run the commands that ``start`` starts; return the first one's output and the seconds."""
     began = time.monotonic()
     printed = [finish(command) for command in start()]
     return printed[0], time.monotonic() - began
@@ -32,7 +32,7 @@ def finish(command):
 
 
 def kill_at(commands, seconds):
-    """Kill the last of some commands after so many seconds, and the rest, which wait for it."""
+    """Kill the last command after a number of seconds, then the others, which wait for it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and commands[-1].runs():
         time.sleep(0.002)
@@ -60,7 +60,7 @@ def test_a_killed_training_goes_on_as_the_one_that_was_not(
     for number in range(request.config.getoption("kills")):
         folder = tmp_path / str(number)
         kill_at(start(folder), draw.uniform(0.1, 1) * seconds)
-        # what is left is whole
+        # the checkpoints that are left are complete
         left = [read_tensors(path) for path in sorted(folder.glob("checkpoint*.pt"))]
         again, _ = timed(lambda folder=folder: start(folder))
         assert not (left and "resuming cold" in again)
@@ -73,7 +73,7 @@ def test_a_killed_training_goes_on_as_the_one_that_was_not(
 
 
 def digests(folder):
-    """Digest of each file but for logs; a name of the folder in it does not count."""
+    """Return a digest of each file except logs; the folder's name in a file does not count."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(
             path.read_bytes().replace(str(folder).encode(), b"")
@@ -114,6 +114,6 @@ def test_a_killed_command_started_again_writes_the_same_bytes(
         output = tmp_path / str(number) / "output"
         output.parent.mkdir()
         kill_at([Command(*words(output))], draw.uniform(0.1, 1) * seconds)
-        # a command that had ended before the kill may say that its output is there
+        # a command that had ended before the kill may say that its output exists
         _, printed = Command(*words(output)).wait()
         assert digests(output.parent) == digests(whole.parent), printed[-2000:]

@@ -1,7 +1,7 @@
-"""Numeric options at values that nobody means, and options that do not go together.
+"""Numeric options at unreasonable values, and options that do not go together.
 
-A training of two updates refuses them by name before it writes anything, or ends with losses and
-weights that are finite.
+A training of two updates refuses them by name before it writes anything, or ends with finite losses
+and weights.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from tests.end_to_end.commands import Command
 from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training
 
 BILLION = r"1e9|1e\+09|1000000000|1000000000\.0|1,000,000,000"
-# values, and how an error may write each: argparse refuses others than whole numbers by itself
+# values, and how an error may write each; argparse itself accepts only integers for int options
 WHOLE = {"-1": r"-1|-1\.0", "0": r"0|0\.0", "1000000000": BILLION}
 VALUES = {**WHOLE, "nan": "nan", "inf": "inf"}
-# the training whose command gets the options of a dataclass
+# each training, and the dataclasses whose options its command gets
 OWNERS = {
     "transformer_xl": (SegmentLanguageModelingConfig, TransformerXLConfig),
     "all_attention": (AllAttentionConfig, SegmentLossConfig, AdagradWithClipConfig),
@@ -35,7 +35,7 @@ OWNERS = {
 
 
 def numeric_options(config):
-    """Numeric options of a dataclass but for fairseq's, as on a command line, and their values."""
+    """Yield flags and values for the numeric options of a dataclass, except fairseq's options."""
     theirs = {
         option.name
         for base in config.__mro__
@@ -67,7 +67,7 @@ def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
     status, printed = Command(*words).wait()
     if status:
         if (option, value) == ("--init-std", "1000000000"):
-            # weights as large as asked for have gradients that fairseq refuses in its own words
+            # such large weights give gradients that fairseq refuses with its own message
             assert "gradients are Nan/Inf" in printed
             return
         assert_refused(status, printed, option, VALUES[value])

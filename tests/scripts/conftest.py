@@ -1,4 +1,4 @@
-"""What the tests of scripts share."""
+"""Fixtures shared by the tests of scripts."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def assert_end_together(tmp_path):
-    """Check that what a script starts ends as the script is killed: it writes into a pipe."""
+    """Check that a script's child process, which holds a pipe, ends as the script is killed."""
 
     def check(run_script):
         fifo = tmp_path / "fifo"
@@ -28,7 +28,7 @@ def assert_end_together(tmp_path):
 
 @pytest.fixture
 def refused(tmp_path, capsys):
-    """Check that a command says one error, by a pattern of its beginning, and writes nothing."""
+    """Check that a command prints one error, whose start matches a pattern, and writes nothing."""
 
     def check(main, words, message):
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What commands take and say, the commands that they run, and files that are written whole."""
+"""Options and error messages of commands, their child processes, and atomic writes."""
 
 import importlib.util
 import math
@@ -80,7 +80,7 @@ def test_kill_ends_a_command_as_ctrl_c_does_unless_nohup_set_it_aside(ends, caps
 
 @pytest.mark.parametrize(
     ("before", "ended_by", "patience", "again"),
-    # enough for a shell to end on a machine with other work; Ctrl-C comes once more
+    # seconds for a shell to end on a busy machine; whether Ctrl-C comes a second time
     [("", signal.SIGINT, 1.5, False), ("trap '' INT; ", signal.SIGKILL, 0.5, True)],
 )
 def test_interrupted_command_is_ended_and_waited_for(
@@ -107,7 +107,7 @@ def test_interrupted_command_is_ended_and_waited_for(
 
 
 def run_without_end(fifo):
-    # of a background job of a shell, which Ctrl-C does not reach
+    # like a background job of a shell, which ignores Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with run_command.child_process(["sh", "-c", f"exec sleep 600 > {fifo}"]):
         pass
@@ -143,7 +143,7 @@ def test_what_fails_leaves_the_file_that_was_there(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_half()
     assert (names(tmp_path), path.read_text()) == (["file"], "old")
-    # of a run that was killed
+    # left by a killed run
     (tmp_path / "file.partial").write_text("a longer text")
     with atomic_write(path) as partial:
         partial.write_text("new")
@@ -167,6 +167,6 @@ def test_only_a_segment_language_model_is_loaded(tmp_path):
     other = {"cfg": {"model": {"_name": "transformer_lm"}}}
     for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
         torch.save(content, tmp_path / "other.pt")
-        message = f"other.pt holds the model {name}, which is no segment language model"
+        message = f"other.pt holds the model {name}, which is not a segment language model"
         with pytest.raises(ValueError, match=message):
             load_checkpoint(tmp_path / "other.pt")

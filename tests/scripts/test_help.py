@@ -1,4 +1,4 @@
-"""Every command explains itself at once: what takes seconds to import is imported afterwards."""
+"""Every command prints its help at once: slow modules are imported only afterwards."""
 
 import subprocess
 import sys

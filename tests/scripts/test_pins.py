@@ -1,4 +1,4 @@
-"""The pinned versions: one of each, compiled from what is asked for."""
+"""Every requested package is pinned to exactly one version, which meets the request."""
 
 import re
 import sys

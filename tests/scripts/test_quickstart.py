@@ -1,4 +1,4 @@
-"""Quickstarts: the language model's figures, and trainings, followed in their logs."""
+"""Quickstarts: training progress read from logs, and the language model's figures."""
 
 import json
 import math
@@ -23,7 +23,7 @@ VALIDATED = (
 def test_a_log_is_followed_while_it_is_written(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkpoints").mkdir()
     training = steps.Training(tmp_path, OPTIONS, "bits", (0.25, 0.5))
-    # half a line, and the rest of it later; one that another process reads too early is waited for
+    # half a line, and the rest of it later: the reader waits until a line is complete
     text = TRAINED % (4.0, 45) + VALIDATED % (2.0, 45)
     code = (
         "import sys, time\n"
@@ -41,13 +41,13 @@ def test_a_log_is_followed_while_it_is_written(tmp_path, monkeypatch, capsys):
             yield child
 
     monkeypatch.setattr(steps, "child_process", write)
-    # of a training that was stopped before its first checkpoint: not of this one
+    # the log of a training that was stopped before its first checkpoint is dropped
     (tmp_path / "train.log").write_text(VALIDATED % (9.0, 9))
     training.run("[3] training")
     printed = capsys.readouterr().out
     assert re.search(r"^ 50 %, +\d s: training 1\.000, validation 1\.000 bits$", printed, re.M)
     assert (tmp_path / "train.log").read_text() == text
-    # of one that goes on the log is kept
+    # the log of a training that is resumed is kept
     monkeypatch.setattr(steps.Training, "progress", lambda self: (45, 1.0))
     training.run("[3] training")
     assert (tmp_path / "train.log").read_text() == 2 * text
@@ -72,7 +72,7 @@ def test_an_interrupted_quickstart_says_how_it_goes_on(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("test", "probabilities"),
     [
-        # training counts, a newline before the text: 2 of each of newline-a, a-b and b-newline
+        # counts in training, with a newline before the text: 2 each of newline-a, a-b and b-newline
         ("ab\n", [3 / 5, 3 / 5, 3 / 5]),
         ("aa", [3 / 5, 1 / 5]),
         ("\nb", [1 / 5, 1 / 5]),

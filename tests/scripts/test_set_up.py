@@ -1,4 +1,4 @@
-"""Set-up: what it refuses, its ways to fail, when it builds .venv anew, and what uv is told."""
+"""Set-up: what it refuses, how it fails, when it rebuilds .venv, and the settings of uv."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/set_up.sh"
 PINS = "requirements/development.txt"
 STAMP = ".venv/set_up.stamp"
-# Stands in for Python and uv: notes what installs, makes a .venv of itself, fails where told to.
+# Stands in for Python and uv: logs installations, copies itself into .venv, fails on request.
 FAKE = f"""#!/usr/bin/env bash
 case "$*" in
     *"import os"*) "{sys.executable}" "$@" | sed -e "2s#.*#$0#" -e "${{FACTS-}}" ;;
@@ -40,7 +40,7 @@ esac
 
 
 def start(checkout, python="./python", **environment):
-    """A set-up that runs in a checkout, without this machine's settings of pip and uv."""
+    """Start a set-up in a checkout, without this machine's settings of pip and uv."""
     own = re.compile("PIP_|UV_|SSL_CERT_FILE|.*PROXY", re.IGNORECASE)
     others = {name: value for name, value in os.environ.items() if not own.match(name)}
     return subprocess.Popen(
@@ -55,14 +55,14 @@ def start(checkout, python="./python", **environment):
 
 
 def set_up(checkout, *arguments, **environment):
-    """Return the exit status, the output and the errors of a set-up."""
+    """Run a set-up; return its exit status, output and errors."""
     process = start(checkout, *arguments, **environment)
     output, errors = process.communicate()
     return process.returncode, output, errors
 
 
 def calls(checkout):
-    """Return the commands that ran since the last look."""
+    """Return the commands that ran since the last call."""
     file = checkout / "calls"
     lines = file.read_text().splitlines() if file.exists() else []
     file.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def calls(checkout):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of what set-up reads, and a stand-in for Python."""
+    """Return a checkout with copies of the files that set-up reads, and a stand-in for Python."""
     root = (tmp_path / "check out").resolve()
     for name in (SCRIPT, PINS):
         (root / name).parent.mkdir(parents=True)
@@ -142,7 +142,7 @@ def test_an_interrupted_set_up_ends_all_that_it_started_and_goes_on(
     assert output.splitlines()[-1].startswith("[3/4] torch: about ")
     assert errors == "\ninterrupted; the same command goes on from here\n"
     assert process.returncode == 130
-    # every command inherits the lock: none is left, once the system has ended those it was told to
+    # every command inherits the lock, which is free once all of them have ended
     subprocess.run(["flock", "--timeout", "10", checkout / PINS, "true"], check=True)
     calls(checkout)
     assert set_up(checkout, FACTS=f"1s/[^ ]*/{version}/") == (0, ANY, "")
@@ -185,7 +185,7 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
     environment |= {"PIP_CERT": "/certificates.pem", "REQUESTS_CA_BUNDLE": "/not-these.pem"}
     environment |= {"PIP_PROXY": "http://proxy.example", "UV_INSECURE_HOST": "of-uv.example"}
     environment |= {"PIP_INDEX_URL": "https://mine.example/simple"}
-    # packages and a compiler of another place are kept out
+    # packages and a compiler from elsewhere are kept out
     foreign = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "CUDA_HOME"), "/elsewhere")
     assert set_up(checkout, **environment, **foreign)[0] == 0
     lines = (checkout / "variables").read_text().splitlines()
@@ -203,7 +203,7 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
     ran = calls(checkout)
     assert ran[1::2] == [""] * 4
     assert not any("--no-index" in call for call in ran)
-    # uv has the certificates of requests where pip has none, and asks no index where pip does not
+    # uv uses the certificates of requests if pip has none, and no index if pip uses none
     (checkout / STAMP).unlink()
     assert set_up(checkout, REQUESTS_CA_BUNDLE="/of-requests.pem", PIP_NO_INDEX="1")[0] == 0
     assert "SSL_CERT_FILE=/of-requests.pem" in (checkout / "variables").read_text().splitlines()

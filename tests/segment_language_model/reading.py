@@ -6,12 +6,12 @@ from tests.tiny import scores_by_segment
 
 
 def assert_reads_as(model, stream, expected, lengths=(1, 7)):
-    """Scores of a stream (B, T) are those expected, in segments of any of the lengths or whole.
+    """Check the scores of a stream (B, T), read in segments of each of the lengths and as a whole.
 
-    Training keeps hidden states, evaluation without gradients keys and values.
+    Training keeps hidden states, evaluation without gradients keeps keys and values.
     """
     for length in (*lengths, stream.size(1)):
-        # reading token by token is slow, so it leaves out evaluation with gradients
+        # reading token by token is slow, so skip evaluation with gradients
         for training in (True,) if length == 1 else (True, False):
             found = scores_by_segment(model.train(training), stream, length, torch.enable_grad)
             torch.testing.assert_close(found, expected)
@@ -21,7 +21,7 @@ def assert_reads_as(model, stream, expected, lengths=(1, 7)):
 
 @torch.no_grad()
 def assert_generates_as(model, stream, expected):
-    """They are those of generation, token by token, in which the streams change their order."""
+    """Check the scores of token-by-token generation, in which the streams change their order."""
     length, order, state = stream.size(1), torch.arange(len(stream)).flip(0), {}
     model.eval()
     steps = []

@@ -13,23 +13,23 @@ HEADS, STREAMS, WIDTH = 2, 3, 4
 
 
 def draw(*shape, dtype=torch.float64):
-    """Random numbers with a gradient."""
+    """Draw random numbers that require a gradient."""
     return torch.randn(*shape).to(dtype).requires_grad_()
 
 
 def draw_heads(length, dtype):
-    """Queries, keys or values (H, B, T, d_h), in memory as projections leave them."""
+    """Draw queries, keys or values (H, B, T, d_h) with the strides that projections give them."""
     projected = torch.randn(STREAMS, length, HEADS, WIDTH).to(dtype)
     return projected.permute(2, 0, 1, 3).requires_grad_()
 
 
 def of_all_distances(rel_keys, keys):
-    """Relative keys of the distances that are clamped, and what they are without the clamp."""
+    """Return relative keys of all distances; those beyond the clamp repeat the farthest one."""
     lacking = max(0, keys + 1 - rel_keys.size(1))
     return torch.cat([rel_keys[:, :1].expand(-1, lacking, -1), rel_keys], dim=1)
 
 
-# sets of relative keys, and what comes with them
+# sets of relative keys, and other inputs beside them
 RELATIVE = [
     *((sets, extras) for sets in (1, 2) for extras in ((), ("position",), ("bias",))),
     (2, ("position", "bias")),
@@ -50,7 +50,7 @@ RELATIVE = [
                 ((20, 25, (0, 40)), (5,)),
                 ((1, 1, (1, 4)), (None, -1)),
                 ((4, 4, (6, 9)), (None, 2)),
-                ((4, 12, (6, 9)), (2,)),  # no nearer distance is seen
+                ((4, 12, (6, 9)), (2,)),  # sees only distances beyond the clamp
             ]
             for clamp in clamps
             for relative in ((0, ()), *RELATIVE)
@@ -81,7 +81,7 @@ def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, s
         found = attend(*inputs, given, Window(*window), return_lse=True, **how)
         torch.testing.assert_close(found, expected, **tolerance)
         assert attend(*inputs, given, Window(*window), **how)[1] is None
-        # on a CPU by PyTorch's fused attention, but in float16
+        # on a CPU, this uses PyTorch's fused attention, except in float16
         with torch.no_grad():
             found_without = attend(*inputs, given, Window(*window), return_lse=True, **how)
         torch.testing.assert_close(found_without, expected, **tolerance)

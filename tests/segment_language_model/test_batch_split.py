@@ -1,4 +1,4 @@
-"""--batch-split: the update of a batch in parts is that of the whole batch."""
+"""--batch-split: an update with a batch in parts equals the update with the whole batch."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ CASES = {
 
 
 class Training:
-    """A training over the same text, in double precision and without dropout."""
+    """A training run over the same text, in double precision and without dropout."""
 
     def __init__(self, parts, case, tokens, segment):
         build, options = CASES[case]
@@ -79,14 +79,14 @@ class Training:
                 loss, size, log = self.task.train_step(
                     next(epoch), self.model, self.criterion, OPTIMIZER, 0
                 )
-                # figures of the model are logged by each part
+                # each part logs these statistics of the model, and the logs are summed
                 times = log.pop("logs", 1)
                 numbers = {k: float(v) / (times if k in FIGURES else 1) for k, v in log.items()}
                 results.append((float(loss), size, numbers))
             yield results, self.learn()
 
     def learn(self):
-        """Take a step, and return the gradients, dense ones of tables too."""
+        """Take a step, and return all gradients as dense tensors."""
         gradients = {}
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
@@ -102,7 +102,7 @@ class Training:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("tokens", "segment", "accumulated"), [(36, 7, 1), (61, 4, 3)])
 def test_updates_in_parts_are_those_of_whole_batches(case, tokens, segment, accumulated):
-    # parts of 3 and 2 streams, of 7 or 8 tokens each: the last segment has parts without a token
+    # the last segment has a single token, so some parts have none
     whole, in_two, in_five = (
         list(Training(parts, case, tokens, segment).updates(accumulated)) for parts in (1, 2, 5)
     )
@@ -132,12 +132,12 @@ def test_a_checkpoint_after_an_update_that_failed_between_two_parts():
     for start, sizes in ((0, [2, 1]), (4, [2])):
         for part, size in zip(recurrence.split([2, 1]), sizes, strict=False):
             model(torch.full((size, 4), 5), recurrence=part, start=start)
-    # a run resumed from it has as many states of all streams
+    # a run resumed from it needs equally many states of all streams
     assert recurrence.state_dict()["layers"][0].shape == (3, 4, 16)
 
 
 def test_workers_exchange_gradients_once_a_batch():
-    # torch's wrapper of several workers exchanges them in each backward pass outside of no_sync()
+    # DistributedDataParallel exchanges gradients in each backward pass outside of no_sync()
     events = []
 
     @contextmanager
@@ -152,6 +152,6 @@ def test_workers_exchange_gradients_once_a_batch():
 
     loss, *rest = train_in_parts([2, 3, 4], SimpleNamespace(no_sync=no_sync), step)
     assert (loss, *rest) == (9, 3, {"loss": 9})
-    # nothing holds on to the activations of a part
+    # the loss does not keep the activations of a part alive
     assert not loss.requires_grad
     assert events == ["silence", 2, "end", "silence", 3, "end", 4]

@@ -1,4 +1,4 @@
-"""What a layer keeps: cut, reordered, and grown in place without touching what was there."""
+"""A layer's cache is cut, reordered and extended in place; older caches do not change."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_a_cache_that_is_extended_keeps_what_it_had():
     before = old.keys.clone(), old.values.clone()
     room = old.buffers.end - old.end
     assert room > 0
-    # where there is room nothing is copied
+    # if there is room, nothing is copied
     assert old.extended(*draw(room, seed=1)).buffers.keys is old.buffers.keys
     old.extended(*draw(5, seed=2))
     assert torch.equal(old.keys, before[0])

@@ -1,4 +1,4 @@
-"""segment_loss: each part's value and gradient by hand, under both softmaxes; logs."""
+"""segment_loss: value and gradient of each part, computed by hand, for both softmaxes; logs."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ PENALTIES = {"activation_penalty": ALPHA, "temporal_penalty": BETA, "span_loss":
 
 
 class Mask(nn.Module):
-    """A dropout that always drops the same."""
+    """A dropout with a fixed mask."""
 
     def __init__(self, mask):
         super().__init__()
@@ -32,7 +32,7 @@ def model_with_spans(**options):
 
 
 def batch():
-    """Three streams of 9 tokens: whole, after context that is not scored, and ended early."""
+    """Return three streams of 9 tokens: all scored, with unscored context, and ending early."""
     source = tokens(3, 9)
     target = source.roll(-1, dims=1)
     target[1, :3] = PAD
@@ -47,7 +47,7 @@ def batch():
 
 
 def by_hand(model, target, mask):
-    """Cross-entropy, activation and temporal penalty of a batch, token by token."""
+    """Compute cross-entropy, activation and temporal penalty of a batch, token by token."""
     decoder = model.decoder
     hidden, _ = decoder.extract_features(batch()["net_input"]["src_tokens"])
     of_tokens = activation = temporal = 0
@@ -84,7 +84,7 @@ def test_loss_and_gradient_are_those_of_tokens_and_penalties(softmax, half, pena
         size = 9
     of_tokens, activation, temporal = by_hand(model, target, mask)
     model.decoder.output_dropout = Mask(mask)
-    # the coefficient, times the largest span, times the mean over heads, summed over layers
+    # the scored tokens, times the largest span, times the mean over heads, summed over layers
     spans = size * SPAN * sum(span.value.mean() for span in model.decoder.spans)
     added = {"activation_penalty": ALPHA * activation, "temporal_penalty": BETA * temporal}
     added["span_loss"] = GAMMA * spans
@@ -103,7 +103,7 @@ def test_loss_and_gradient_are_those_of_tokens_and_penalties(softmax, half, pena
     ]
     torch.testing.assert_close(*gradients, **close)
     assert not any(getattr(value, "requires_grad", False) for value in log.values())
-    # validation scores all tokens, and them alone
+    # validation scores all tokens, without penalties
     scored, sample_size, log = criterion.eval()(model, sample)
     assert (sample_size, log["ntokens"]) == (16, 16)
     assert scored.item() == segment_loss().train()(model, sample)[0].item()
@@ -120,7 +120,7 @@ def test_the_penalty_is_that_of_each_token_whatever_gradients_are_divided_by(sen
 
 
 def test_the_adaptive_loss_has_every_symbol_of_each_cluster():
-    """fairseq's leaves out a part of the second one's."""
+    """fairseq's loss leaves out a part of the second cluster."""
     target = torch.tensor([[2, 3, *range(4, VOCABULARY), PAD, PAD]])
     sample = {"net_input": {"src_tokens": target.roll(1, dims=1)}, "target": target, "ntokens": 18}
     model = tiny_model(**ADAPTIVE)

@@ -1,4 +1,4 @@
-"""Segment models as a whole: scores however a text is read, zero memory, precision."""
+"""Whole segment models: zero memory, precision, tied embeddings, cached positions, kernels."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ ZERO_MEMORY = [
 
 
 def after_zeros(model, stream, length, mode):
-    """Scores after zero hidden states, as if restored from a checkpoint."""
+    """Return scores after zero hidden states, loaded as if from a checkpoint."""
     kept, recurrence = model.decoder.context.mem_len, Recurrence()
     hidden = torch.zeros(len(stream), kept, 16, dtype=torch.float64)
     state = {"layers": [hidden] * len(model.decoder.layers), "end": 0, "mem_len": kept}
@@ -40,7 +40,7 @@ def after_zeros(model, stream, length, mode):
 def test_zero_memory_is_a_recurrence_of_zero_hidden_states(build, options):
     with_zeros, without = (build(**options, zero_memory=zero).double() for zero in (True, False))
     for layer in (*with_zeros.decoder.layers, *without.decoder.layers):
-        # zero vectors have keys and values of their own where a norm has a bias
+        # with a bias in the norm, zero vectors have nonzero keys and values
         layer.self_attn_layer_norm.bias.data = torch.linspace(-1, 1, 16, dtype=torch.float64)
     stream = tokens(2, 20)
     for mode in MODES:
@@ -57,11 +57,11 @@ def test_zero_memory_is_a_recurrence_of_zero_hidden_states(build, options):
                     for model, scores in ((with_zeros, found), (without, expected))
                 ]
                 torch.testing.assert_close(*gradients)
-        # a segment without a place starts with zeros too
+        # a segment without a start position also starts with zeros
         torch.testing.assert_close(with_zeros(stream)[0], expected)
         empty = scores_by_segment(without, stream, 3, mode)
         assert (expected[:, 0] - empty[:, 0]).abs().max() > 0.01
-    # otherwise a token sees more in a longer segment
+    # with mem_len alone, a token sees more in a longer segment
     if "mem_len" not in options or "same_length" in options:
         assert_reads_as(with_zeros, stream, expected)
     assert_generates_as(with_zeros, stream, scores_by_segment(with_zeros, stream, 1))
@@ -112,7 +112,7 @@ def test_tied_output_uses_the_embeddings():
 )
 @pytest.mark.parametrize("behind", [False, True])
 def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name, behind):
-    """Also where fairseq's optimizers for half precision write behind autograd's back."""
+    """It also does when fairseq's optimizers for half precision write behind autograd's back."""
     model, stream = build(**options).double().eval(), tokens(2, 16)
     found = []
     for clear in (False, True):

@@ -1,4 +1,4 @@
-"""What segment models refuse: each message names the option or argument, its value and a remedy."""
+"""Errors of segment models: each names the option or argument, its value and a remedy."""
 
 import math
 import os
@@ -28,7 +28,7 @@ from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_model, tiny_tran
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
 NO_FFN, LEARNED = {"decoder_ffn_embed_dim": 0}, {"positions": "learned-absolute"}
-# what causes each message, and a part of it
+# the cause of each message, and a part of it
 REFUSED = [
     ({"decoder_layers": 0}, "--decoder-layers is 0: it must be at least 1"),
     ({"mem_len": -1}, "--mem-len is -1: it must be at least 0"),
@@ -72,17 +72,17 @@ WINDOW, KEYS, SEGMENT = Window(0, 9), torch.zeros(1, 1, 4, 3), torch.zeros(2, 4,
 
 
 def attend(rel_keys, **options):
-    """Attention of 4 queries to 4 keys of width 3."""
+    """Attend from 4 queries to 4 keys of width 3."""
     return plain_attention(KEYS, KEYS, KEYS, rel_keys, WINDOW, **options)
 
 
 def block(*shape):
-    """A block that gets a segment of a shape, and a memory of two streams of width 16."""
+    """Call a block with a segment of this shape, and a memory of two streams of width 16."""
     made = TransformerXLBlock(16, 2, 24, 4)
     return made(torch.zeros(shape), made(SEGMENT)[1])
 
 
-# what cannot be built or called otherwise, and a part of the message
+# other calls that are refused, and a part of the message
 REFUSED += [
     (lambda: attend(torch.zeros(1, 4, 3)), "`rel_keys` has 4 distances: 4 keys"),
     (lambda: attend(Clamped(torch.zeros(1, 0, 3))), "`rel_keys` has 0 distances"),
@@ -95,7 +95,7 @@ REFUSED += [
     (lambda: RelativeAttention(8, 2, WINDOW, kernel="new"), "`kernel` is 'new': there are fast, "),
     (lambda: RelativeAttention(16, 2, WINDOW, Distances())(SEGMENT), "`positions` is None"),
     (lambda: RelativeAttention(16, 2, WINDOW)(SEGMENT, None, SEGMENT), "`past` is a Tensor"),
-    # the published code has -1 for no clamp
+    # the published code uses -1 for no clamp
     (lambda: SinusoidalRelativePositions(8, 0), "`clamp_len` is 0: give at least 1, or None"),
     (lambda: Distances(-1), "`clamp_len` is -1: give at least 1, or None"),
     (lambda: LearnedRelativePositions(9, 8, 0), "`clamp_len` is 0: give at least 1, or None"),
@@ -108,7 +108,7 @@ REFUSED += [
     (lambda: segment_loss(activation_penalty=math.inf), "--activation-penalty is inf"),
     (lambda: segment_loss(temporal_penalty=math.nan), "--temporal-penalty is nan"),
     (lambda: segment_loss(span_loss=0.1)(tiny_model(), {}), "--span-loss is 0.1 for a model "),
-    # by the task
+    # errors of the task
     (lambda: build(batch_split=0), "--batch-split is 0: it must be at least 1"),
     (lambda: build(batch_split=5, batch_size=4), "--batch-split is 5 and --batch-size 4"),
     (lambda: build(batch_split=2, batch_size=None), "--batch-split is 2 and --batch-size 1"),
@@ -153,7 +153,7 @@ def test_the_folder_that_holds_the_binarized_data_is_named(tmp_path):
 
 
 def build(model=None, given=(), **options):
-    """A Transformer-XL by the task with such options."""
+    """Let the task build a Transformer-XL with these options."""
     task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(**options), dictionary())
     cfg = {"_name": "transformer_xl", **tiny.SIZES, **tiny.SEGMENTS, **(model or {})}
     return task.build_model(OmegaConf.create(cfg), *given)

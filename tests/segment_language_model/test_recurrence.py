@@ -1,4 +1,4 @@
-"""The recurrence belongs to a walk over the data: what moves it and what does not."""
+"""The recurrence belongs to a walk over the data: what advances it and what does not."""
 
 import logging
 
@@ -77,7 +77,7 @@ def test_state_survives_a_checkpoint_and_another_number_of_workers(tmp_path, dty
         restored = Recurrence()
         restored.load_state_dict(state, worker, 2)
         rows = slice(2 * worker, 2 * worker + 2)
-        # products of more rows may be summed in another order
+        # with another number of rows, matrix products may be summed in another order
         torch.testing.assert_close(run(model, stream[rows], restored, 6, 12), expected[rows])
 
 
@@ -97,7 +97,7 @@ def test_each_walk_has_a_recurrence_of_its_own_and_places_in_order(buffer_size):
         assert [one["start"] for one in walk] == [0, 5, 10, 15, 20]
         assert len({id(one["recurrence"]) for one in walk}) == 1
     assert inputs[0][0]["recurrence"] is not inputs[1][0]["recurrence"]
-    # the end of an epoch is saved without it
+    # at the end of an epoch, the state has no recurrence
     state = walks.state_dict()
     assert (state["epoch"], state["iterations_in_epoch"]) == (3, 0)
     assert "recurrence" not in state

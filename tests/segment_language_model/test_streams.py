@@ -1,4 +1,4 @@
-"""Streams over a split: every token once, in order, with its true predecessor."""
+"""Streams over a split predict every token once, in order, from its true predecessor."""
 
 import itertools
 import os
@@ -46,14 +46,14 @@ LAYOUTS = [
 def test_every_token_is_predicted_once_from_the_one_before(
     length, streams, workers, segment, context, jitter
 ):
-    """With extended context after the text before its segment, which is not predicted."""
+    """With extended context, segments also read the tokens before them, without predicting them."""
     tokens = text(length)
     whole = [EOS, *tokens.tolist()]
     dataset = TokenStreams(tokens, dictionary(), streams * workers, segment, context, jitter=jitter)
     walks = [StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)]
     predicted = {stream: [] for stream in range(streams * workers)}
     for number, batches in enumerate(zip(*walks, strict=True)):
-        # all workers' batches of a segment are as wide as its longest stream
+        # on all workers, a segment's batches are as wide as its longest stream
         width = dataset.num_tokens(number * dataset.num_streams) + context
         for worker, batch in enumerate(batches):
             first = number * dataset.num_streams + worker * streams
@@ -77,7 +77,7 @@ def test_every_token_is_predicted_once_from_the_one_before(
     lengths = [sum(of_stream) for of_stream in predicted.values()]
     assert sum(lengths) == length
     assert max(lengths) - min(lengths) <= 1
-    # streams are consecutive parts
+    # streams are consecutive parts of the text
     assert dataset.segment_bounds(0, 0)[0] == 0
     ends = [dataset.segment_bounds(dataset.num_segments - 1, s)[1] for s in range(len(lengths))]
     assert ends == list(itertools.accumulate(lengths))
@@ -107,20 +107,20 @@ def test_load_tokens_joins_the_sentences_and_numbered_parts_when_asked(tmp_path,
     write(tmp_path, "train1", [[10, 2]], impl)
     tokens = load_tokens(path, dictionary(), impl)
     assert tokens.tolist() == JOINED
-    assert isinstance(tokens, np.memmap) == (impl == "mmap")  # which stays on disk
+    assert isinstance(tokens, np.memmap) == (impl == "mmap")  # not read into memory
     assert load_tokens(path, dictionary(), impl, combine=True).tolist() == [*JOINED, 10, 2]
 
 
 @pytest.fixture
 def unraisable(monkeypatch):
-    """What an object could not raise as it was deleted, which Python prints."""
+    """Collect exceptions from the deletion of objects, which Python can only print."""
     found = []
     monkeypatch.setattr(sys, "unraisablehook", lambda error: found.append(error.exc_value))
     return found
 
 
 def cut_off(ending, length):
-    """A name's ending, and what is to be made of that file."""
+    """Return a file name's ending, and a function that changes the file's content."""
     return ending, lambda content: content[:length]
 
 
@@ -152,7 +152,7 @@ def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, damage, mes
         file.write_bytes(change(file.read_bytes()))
     with pytest.raises(ValueError, match=message):
         load_tokens(path, dictionary())
-    # fairseq's reader of a file without a whole start cannot be closed
+    # fairseq's reader fails to close a file whose header is incomplete
     assert unraisable == [] or os.path.getsize(f"{path}.idx") < 9
 
 
@@ -176,17 +176,17 @@ def test_a_missing_split_is_named_and_a_pipe_is_not_waited_for(tmp_path):
     path = write(tmp_path, "train", SENTENCES)
     os.remove(f"{path}.idx")
     os.mkfifo(f"{path}.idx")
-    with pytest.raises(ValueError, match="it is no file"):
+    with pytest.raises(ValueError, match="it is not a file"):
         load_tokens(path, dictionary())
 
 
-# twelve sentences that can be told apart, one of them empty
+# twelve different sentences, one of them empty
 PARTS = [(*range(4, 4 + number), EOS) for number in range(12)]
 WHOLE = np.array([token for part in PARTS for token in part])
 
 
 def cut(tokens):
-    """The sentences of a text."""
+    """Split a text into its sentences."""
     ends = [place + 1 for place, token in enumerate(tokens) if token == EOS]
     return [tuple(tokens[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
@@ -247,7 +247,7 @@ def test_lengths_are_drawn_as_in_the_published_code():
     assert longest_segment(70, 5) == 85
     halved = lengths < 52
     assert halved.mean() == pytest.approx(0.05, abs=0.005)
-    # rounded down, and cut off three deviations above 70
+    # lengths are rounded down, and limited to 70 plus three standard deviations
     for some, around in ((lengths[~halved], 69.5), (lengths[halved], 34.5)):
         assert some.mean() == pytest.approx(around, abs=0.3)
         assert some.std() == pytest.approx(5, abs=0.3)

@@ -1,4 +1,4 @@
-"""Transformer-XL: its equations, its ablations, what a token sees."""
+"""Transformer-XL: its equations, its ablations, and the tokens that a token sees."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ POSITIONS = ["transformer-xl", "shaw", "learned-absolute", "sinusoidal-absolute"
 
 
 def make_attention(positions, window, clamp_len, kernel="fast"):
-    """An attention of random weights, and the encoding of its distances."""
+    """Return an attention with random weights, and the encoding of its distances."""
     torch.manual_seed(1)
     if positions == "shaw":
         table, encoding = LearnedRelativeKeys(HEADS, 6, WIDTH // HEADS), Distances(clamp_len)
@@ -112,7 +112,7 @@ def test_scores_are_the_references_however_a_text_is_read(options):
 
 
 def seen_by(model, length, start):
-    """Which of the tokens so far change the scores of each token of a later segment, (T, S)."""
+    """Return (T, S): whether token s of the text changes the scores of token t of the segment."""
     stream = tokens(1, start + length)
 
     def scores(text):
@@ -147,7 +147,7 @@ def test_a_token_sees_the_recurrence_and_its_segment_or_always_as_many(options, 
 
 @torch.no_grad()
 def generate(model, stream):
-    """Scores of the last token, and the state after it."""
+    """Read a stream as in generation; return the scores of the last token, and the state."""
     state = {}
     for end in range(1, stream.size(1) + 1):
         last, _ = model.eval().decoder(stream[:, :end], incremental_state=state)
@@ -160,7 +160,7 @@ def test_generation_keeps_no_more_than_it_reads():
     (history,) = state["recurrence"].histories.values()
     assert all(layer.length == 6 for layer in history.layers)
     assert all(layer.buffers.keys.size(2) < 10 for layer in history.layers)
-    # distances 5 to -1, as the walk has them, and no more
+    # positions cover only the distances 5 to -1
     with torch.no_grad():
         assert model.decoder.positions_of_layers(5, 5)[0].size(1) == 5 + 2
 
@@ -204,7 +204,7 @@ def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others()
     layers = [f"decoder.layers.{i}.self_attn" for i in range(3)]
     projection = {f"{layer}.position_projection.proj.weight": (16, 16) for layer in layers}
     own = {f"{layer}.biases.{name}": (2, 8) for layer in layers for name in "uv"}
-    # shared by the layers: named where they are first met
+    # shared by all layers, and named after the first one
     shared = {f"{layers[0]}.biases.{name}": (2, 8) for name in "uv"}
     # recurrence 8, segment 8: distances 0 to 15
     tables = {f"{layer}.position_projection.weight": (2, 16, 8) for layer in layers}
@@ -218,7 +218,7 @@ def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others()
 def test_shaw_distances_beyond_those_trained_share_the_last_vector():
     trained = tiny_transformer_xl(positions="shaw", mem_len=4, tokens_per_sample=4).double()
     longer = tiny_transformer_xl(positions="shaw", mem_len=40, tokens_per_sample=4).double()
-    # distributed training holds on to the parameters that it was given before loading
+    # distributed training keeps references to the parameters from before loading
     held = list(map(id, longer.parameters()))
     longer.load_state_dict(trained.state_dict())
     assert longer.decoder.layers[0].self_attn.position_projection.farthest == 7
@@ -246,6 +246,6 @@ def test_places_beyond_those_trained_are_said_or_refused(caplog):
         generate(learned, tokens(1, 9))
     with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
         learned.decoder.absolute_positions.add_to_layer(torch.zeros(1, 2, 16), 0, first=7)
-    # where generation ends
+    # generation ends at this length
     assert learned.max_positions() == sinusoids.max_positions() == 8
     assert tiny_transformer_xl().max_positions() > 1_000_000

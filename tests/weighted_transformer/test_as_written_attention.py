@@ -1,4 +1,4 @@
-"""Attention heads and branched linear maps by themselves: masks, starts, dropout, precision."""
+"""Attention heads and branched linear maps alone: masks, initial values, dropout, precision."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_dropout_that_is_to_be_retained_acts_outside_of_training():
 
 
 def draw(dtype=torch.double):
-    """Heads of 3 branches, (N, M·h), and the first layers of their networks."""
+    """Draw the heads of 3 branches, (N, M·h), and the first layers of their networks."""
     torch.manual_seed(1)
     shapes = (5, 6), (3, 2, 4), (3, 4)
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]

@@ -1,4 +1,4 @@
-"""κ and α: projection, start, schedule, what replaces them and gating."""
+"""κ and α: projection, initial values, schedule, replacement, gating."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.weighted_transformer.tiny import assert_on_simplex
 SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
 
 
-# the last two of the last are as large as what is taken from all
+# in the last vector, the last two numbers equal the amount that is subtracted from all
 CORNERS = [
     [[5.0, 0.0, 0.0], [-1.0, -1.0, -1.0], [0.5, 0.5, -7.0], [0.0, 1.0, 0.0], [2.0, 2.0, 0.0]],
     [[7.0, 7.0, 7.0, 7.0], [0.25, 0.25, 0.5, 0.0], [0.9, 0.4, 0.15, 0.15]],
@@ -37,7 +37,7 @@ def test_the_start_is_uniform_on_the_simplex():
     torch.manual_seed(1)
     drawn = torch.stack([draw_from_simplex(3) for _ in range(4000)])
     assert_on_simplex(*drawn)
-    # of a uniform point of the triangle, one coordinate is above 1/2 in a quarter of the cases
+    # a coordinate of a uniform point of the triangle exceeds 1/2 with probability 1/4
     assert (drawn > 0.5).float().mean(0).tolist() == pytest.approx([0.25] * 3, abs=0.03)
 
 
@@ -48,7 +48,7 @@ def test_a_start_near_uniform_spreads_by_two_in_an_order_by_the_seed(branches):
     for x in drawn:
         assert_on_simplex(x)
         assert (x.max() / x.min()).item() == pytest.approx(2 if branches > 1 else 1)
-        # by equal factors
+        # neighbors differ by equal factors
         rising = x.sort().values
         factors = rising[1:] / rising[:-1]
         torch.testing.assert_close(factors, factors[:1].expand_as(factors))
@@ -75,7 +75,7 @@ def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
     assert all(map(torch.equal, drawn, expected))
     assert [x.tolist() for x in weights.eval()()] == [[0.25] * 4] * 2
     assert weights.schedule is None
-    # a GPU would wait for a copy from the CPU
+    # drawn on their own device: a copy from the CPU would make the host wait for a GPU
     before = torch.random.get_rng_state()
     assert {x.device.type for x in weights.train().to("meta")()} == {"meta"}
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -108,7 +108,7 @@ def test_others_replace_the_learned_ones_outside_of_training():
         torch.manual_seed(1)
         weights = BranchWeights(4, SCHEDULE, outside_training="random")
         assert weights()[1] is weights.alpha
-        # drawn once and for all
+        # drawn only once
         for x, again, learned in zip(weights.eval()(), weights(), weights.learned(), strict=True):
             assert torch.equal(x, again)
             assert_on_simplex(x)

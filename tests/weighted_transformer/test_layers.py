@@ -33,7 +33,7 @@ FUTURE = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.double), 1)
 
 
 def build(reading, total="branches", pre_norm=False, **options):
-    """A model in double precision whose biases and norms are not those of the start."""
+    """Build a model in double precision whose biases and norms differ from their initial values."""
     norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
     reading = {"branch_residual": reading, "branch_sum": total}
     return stir(tiny_weighted_transformer(**reading, **norms, **options).double())
@@ -48,7 +48,7 @@ def stir(model):
 
 
 def attend(module, query, key, visible, **plain):
-    """Attention of all sentences by the equations, (T, B, d); fairseq's own as it is."""
+    """Compute attention (T, B, d) by the equations; call fairseq's own attention as it is."""
     if isinstance(module, BranchedAttention):
         of_sentence = branched_attention
     elif isinstance(module, WeightedAttention):
@@ -60,10 +60,9 @@ def attend(module, query, key, visible, **plain):
 
 
 def by_sublayers(layer, x, attentions):
-    """The output of a layer of either reading by the equations, (T, B, d).
+    """Compute the output (T, B, d) of a layer of either reading by the equations.
 
-    Of each attention the module, its norm, its keys (None for x) and what the module is called
-    with are given.
+    ``attentions`` has tuples: module, norm, keys (None for x), visible keys, the module's keywords.
     """
 
     def normed(x, norm):
@@ -85,7 +84,7 @@ def by_sublayers(layer, x, attentions):
 
 
 def encoder_layer(model, hidden=None):
-    """An encoder layer's output and that of the equations, for the same inputs, and those."""
+    """Return an encoder layer's output, that of the equations, and the inputs of both."""
     layer = model.encoder.layers[1]
     x = torch.randn(6, 2, 16, dtype=torch.double, requires_grad=True)
     padding = sentences()["src_tokens"].eq(PAD)
@@ -98,7 +97,7 @@ def encoder_layer(model, hidden=None):
 
 
 def decoder_layer(model):
-    """The same of a decoder layer."""
+    """Return the same for a decoder layer."""
     layer = model.decoder.layers[1]
     x = torch.randn(5, 2, 16, dtype=torch.double, requires_grad=True)
     encoder_out = torch.randn(6, 2, 16, dtype=torch.double, requires_grad=True)
@@ -124,7 +123,7 @@ def test_layers_and_gradients_are_those_of_the_equations(reading, total, pre_nor
     for layer in (encoder_layer, decoder_layer):
         assert_same(*layer(model))
     assert_same(*encoder_layer(model, hidden=torch.eye(6)))
-    # branches that do not contribute leave out their share of biases
+    # branches that are gated off also leave out their share of biases
     assert_same(*encoder_layer(build(reading, total, pre_norm, branch_top_k=2)))
 
 
@@ -141,7 +140,7 @@ def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(
     model = build("sublayers", pre_norm=pre_norm, **options)
     model.load_state_dict(plain.state_dict(), strict=True)
     outs = [m(**sentences())[0] for m in (plain, model)]
-    # fairseq's attention to the encoder has its softmax in single precision
+    # fairseq's attention to the encoder computes its softmax in single precision
     rounding = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(*outs, **rounding)
     for out in outs:
@@ -162,7 +161,7 @@ def test_folded_for_inference_until_training_may_have_changed_a_weight(reading):
     model = tiny_weighted_transformer(branch_residual=reading, branch_decoder_attention="both")
     outs = []
     for _ in range(2):
-        # without a pass: layers that --encoder-layerdrop drops learn too, by Adam's momentum
+        # without a pass: Adam's momentum also changes layers that --encoder-layerdrop drops
         found = model.train().eval()(**sentences())[0]
         # copies begin with an empty cache
         for other in (model, copy.deepcopy(model), copy.deepcopy(model).train()):
@@ -212,7 +211,7 @@ def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(reading, attent
 def test_random_weights_are_drawn_in_each_pass_of_training(reading):
     model = tiny_weighted_transformer(branch_training="shake", branch_residual=reading)
     assert not any(p.requires_grad for of in weights_in(model) for p in of.parameters())
-    # no optimizer has to know them
+    # any optimizer will do
     model.train().set_num_updates(0)
     batch = sentences()
     assert not torch.allclose(model(**batch)[0], model(**batch)[0])
@@ -241,7 +240,7 @@ def test_dropout_is_of_what_is_added_to_the_residual_in_training(reading, attent
     encoder_out, x = torch.randn(6, 2, 16), torch.randn(5, 2, 16)
     padding = sentences()["src_tokens"].eq(PAD)
     encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
-    # nothing is left of it
+    # nothing is left to add
     assert torch.equal(encoder(encoder_out, padding), encoder_out)
     assert torch.equal(decoder(x, encoder_out, padding)[0], x)
     model.eval()
@@ -261,7 +260,7 @@ def test_weights_of_the_attention_to_the_encoder_are_returned_where_asked_for(re
     assert of_heads.shape == (4, 2, 5, 6)
     torch.testing.assert_close(of_heads.mean(0), mean)
     assert not torch.allclose(of_heads[0], of_heads[1])
-    # generation wants it, unless fairseq tells layers otherwise
+    # generation needs it, unless fairseq tells layers otherwise
     torch.testing.assert_close(layer.eval()(*inputs)[1], mean)
     layer.make_generation_fast_(need_attn=False)
     assert layer(*inputs)[1] is None

@@ -1,4 +1,4 @@
-"""The models: sizes, options, refusals, checkpoints, and κ and α in the log of validation."""
+"""The models: sizes, options, errors, checkpoints, and κ and α in validation logs."""
 
 import copy
 import pickle
@@ -39,7 +39,7 @@ def test_parameters_are_those_of_the_plain_transformer_and_branch_weights(readin
     layers, branches, width, both = 2, 4, 16, attention == "both"
     expected = layers * (2 + 2 + both) * branches
     if reading == "as-written":
-        # both attentions have a network; one norm fewer a layer, and for both a second bias
+        # each layer has one norm fewer; with both, a second network adds an α and an output bias
         expected += layers * (both * branches + (both - 4) * width)
     assert ours - plain == expected
 
@@ -67,7 +67,7 @@ def test_encoder_and_decoder_have_widths_and_branches_of_their_own(attention):
 
 
 def test_a_width_that_is_not_given_is_the_encoders():
-    # fairseq's own default, 2048, is no multiple of 3
+    # fairseq's default, 2048, is not a multiple of 3
     heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 3}
     model = tiny_weighted_transformer(encoder_embed_dim=24, **heads)
     assert model.decoder.layers[0].fc1.weight.shape == (24, 24)
@@ -100,7 +100,7 @@ def test_training_needs_an_optimizer_that_knows_branches():
     model.eval().set_num_updates(0)
     AdamWithBranchWeights(model.parameters())
     model.train().set_num_updates(0)
-    # nor may others replace them in validation
+    # training must not validate with other branch weights than it learns
     model = tiny_weighted_transformer(branch_weights="random")
     AdamWithBranchWeights(model.parameters())
     model.eval().set_num_updates(3)
@@ -118,7 +118,7 @@ TOP_2 = {"branch_top_k": 2}
 NOT_HAD = {"cross_self_attention": True, "no_cross_attention": True}
 NOT_HAD |= {"quant_noise_pq": 0.1, "quant_noise_scalar": 0.1}
 NOT_HAD |= {f"{part}_xformers_att_config": "{'name': 'favor'}" for part in ("encoder", "decoder")}
-# what causes each message, and how it begins
+# the cause of each message, and its beginning
 REFUSED = [
     ({"branch_residual": "none"}, "--branch-residual is 'none': there are sublayers, as-writt"),
     ({"branch_lr": 0.0}, "--branch-lr is 0.0: it must be above 0"),
@@ -169,7 +169,7 @@ REFUSED = [
 @pytest.mark.parametrize(("refused", "message"), REFUSED)
 def test_what_cannot_be_is_refused_by_name(monkeypatch, refused, message):
     if "xformers" in message:
-        # fairseq's own layers would miss the package
+        # fairseq's layers would fail without the package xformers
         monkeypatch.setattr(TransformerModel, "build_model", lambda args, task: None)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         tiny_weighted_transformer(**refused) if isinstance(refused, dict) else refused()
@@ -177,7 +177,7 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch, refused, message):
 
 @pytest.mark.parametrize("options", [{}, AS_WRITTEN, {"branch_sum": "one"}])
 def test_an_exponential_moving_average_of_the_weights_keeps_the_reading(options):
-    """fairseq's --store-ema copies the model, and loads the mean into the copy."""
+    """fairseq's --store-ema copies the model, and loads the average into the copy."""
     model = tiny_weighted_transformer(**options)
     ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
     ema.step(model)
@@ -192,7 +192,7 @@ FIGURES = {
 
 
 def validate(model, batches=1):
-    """What a pass over a validation set logs of branches, by name."""
+    """Return the branch weights that a pass over a validation set logs, by name."""
     with metrics.aggregate(new_root=True) as found:
         for _ in range(batches):
             model(**sentences())

@@ -37,7 +37,7 @@ def adam(network, **values):
 
 
 def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, seed=2):
-    """Updates, each with the gradients of ``parts`` passes."""
+    """Train for some updates, each with the gradients of ``parts`` passes."""
     torch.manual_seed(seed)
     for update in range(1, updates + 1):
         optimizer.zero_grad()
@@ -84,7 +84,7 @@ def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
 
     learn(network, optimizer, parts=3, after=check)
     assert network.fc1.weight.dtype == dtype
-    # they moved, to the edge of the simplex too, which only projection keeps them on
+    # they moved, also to the edge of the simplex, where only projection keeps them
     assert not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))
     assert any((x == 0).any() for x in seen)
 
@@ -117,7 +117,7 @@ def test_updates_are_adams_at_the_schedules_rate_then_projected():
 
 @PRECISIONS
 def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(precision, dtype, common):
-    # small steps, so that they do not end in a corner
+    # small steps, so that the weights do not end in a corner
     network = make_network(freeze_after=4, factor=0.02).to(dtype)
     optimizer, states = wrapped(network, precision, **common), []
     learn(network, optimizer, 7, after=lambda _: states.append(copy.deepcopy(network.state_dict())))
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
 
 
 def _work(rank, legacy):
-    """Weights after 8 updates, of one worker of two, or of the only one (None)."""
+    """Return the weights of one of two workers, or of a single one (None), after 8 updates."""
     network = make_network()
     ddp, halves = network, 1
     if rank is not None:

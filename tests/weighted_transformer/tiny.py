@@ -1,4 +1,4 @@
-"""A Weighted Transformer and sentences that fit a test, and what results are compared with."""
+"""A small Weighted Transformer, a plain one to compare it with, and sentences, for tests."""
 
 import pytest
 import torch
@@ -14,23 +14,23 @@ EACH_READING = pytest.mark.parametrize("reading", READINGS)
 
 
 def tiny_weighted_transformer(seed: int = 1, **options) -> WeightedTransformer:
-    """Encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout."""
+    """Build encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout."""
     return tiny.translation_model(WeightedTransformer, "weighted_transformer", seed, **options)
 
 
 def tiny_as_written(**options) -> WeightedTransformer:
-    """The paper's words, with the sum of its equations, κ and α from anywhere on the simplex."""
+    """Build the as-written model, with κ and α of sum 1, drawn uniformly from the simplex."""
     reading = {"branch_residual": "as-written", "branch_sum": "one", "branch_start": "random"}
     return tiny_weighted_transformer(**{**reading, **options})
 
 
 def tiny_plain_transformer(seed: int = 1, **options) -> TransformerModel:
-    """fairseq's own of the same size."""
+    """Build fairseq's transformer of the same size."""
     return tiny.translation_model(TransformerModel, "transformer", seed, **options)
 
 
 def sentences() -> dict[str, torch.Tensor]:
-    """Two pairs of sentences, with padding where fairseq puts it: before sources, after targets."""
+    """Return two sentence pairs, padded as fairseq does: before sources, after targets."""
     torch.manual_seed(5)
     source = torch.randint(4, 12, (2, 6))
     source[1, :2] = PAD
@@ -44,7 +44,7 @@ def weights_in(module):
 
 
 def assert_on_simplex(*vectors):
-    """Each is of no negative numbers whose sum is 1, in single precision."""
+    """Check that each vector is float32 and nonnegative, with sum 1."""
     for x in vectors:
         assert x.dtype == torch.float32
         assert x.min() >= 0

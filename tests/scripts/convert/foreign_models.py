@@ -1,4 +1,4 @@
-"""Small models in the layouts of the originals, with random weights, and their files."""
+"""Small models with random weights in the layouts of the originals, and their files."""
 
 import itertools
 import json
@@ -12,16 +12,16 @@ from tests.scripts.convert.tensor_bundle import write_bundle
 
 WIDTH, HEADS, INNER, LAYERS = 16, 2, 24, 2
 HEAD = WIDTH // HEADS
-# <eos> and <unk> are not where fairseq has them, and among the first of all cutoffs here
+# <eos> and <unk> are not at fairseq's indices, but below every first cutoff here
 SYMBOLS = ["w0", "w1", "<unk>", "é", "<eos>", *(f"w{number}" for number in range(5, 30))]
 CUTOFFS = [9, 16, 22]
 TENSORFLOW = "transformer-xl-tensorflow"
 
 
 class Foreign(NamedTuple):
-    """A model of an original: all tensors by its names, tied ones too, its options, its symbols.
+    """A model of original code: all tensors by name, also the tied ones, options and symbols.
 
-    ``in_pytorch`` has the tensors of TensorFlow's by the names of the PyTorch code.
+    ``in_pytorch`` has the tensors of a TensorFlow model under the names of the PyTorch code.
     """
 
     source: str
@@ -31,13 +31,13 @@ class Foreign(NamedTuple):
     in_pytorch: dict | None = None
 
     def log_probabilities(self, numbers, **settings):
-        """log p of each symbol after each of ``numbers``, (T, V), in float64."""
+        """Return log p of each symbol after each of ``numbers``, (T, V), in float64."""
         config = {**self.config, **settings}
         if self.source == "adaptive-span":
             return reference.adaptive_span(self.tensors, config, numbers)
         if self.source == TENSORFLOW:
             config |= {"pre_lnorm": False, "layer_norm_epsilon": 1e-12, "besides_itself": 1}
-        # both begin with a memory of zero vectors, and have clusters first to last
+        # both begin with a memory of zero vectors, and order clusters from first to last
         hugging_face = self.source in (TENSORFLOW, "huggingface-transfo-xl")
         tensors = self.in_pytorch or self.tensors
         return reference.transformer_xl(tensors, config, numbers, hugging_face)
@@ -63,7 +63,7 @@ class Foreign(NamedTuple):
 
 
 def run_importer(foreign, folder, output, name="model.pt", options=()):
-    """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
+    """Run the importer on the files that ``foreign`` wrote to a folder; return its exit status."""
     return import_checkpoint.main(
         [
             *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
@@ -84,7 +84,7 @@ class _Weights(dict):
         self[name] = mean + std * torch.randn(*shape, generator=self._generator)
 
     def linear(self, name, outputs, inputs, std=0.3):
-        """A weight and a bias with a deviation of its own."""
+        """Draw a weight, and a bias with standard deviation ``std``."""
         self.draw(f"{name}weight", outputs, inputs)
         self.draw(f"{name}bias", outputs, std=std)
 
@@ -93,7 +93,7 @@ class _Weights(dict):
         self.draw(f"{name}.bias", WIDTH)
 
     def bands(self, into, out_of, size, cutoffs, factor, tied, tied_projections):
-        """Draw embeddings, and outputs with biases, with projections where bands are narrower."""
+        """Draw embeddings, outputs and biases, and projections if bands get narrower."""
         bounds = [0, *cutoffs, size] if factor > 1 else [0, size]
         for band, (first, last) in enumerate(itertools.pairwise(bounds)):
             narrow = WIDTH // factor**band
@@ -112,7 +112,7 @@ class _Weights(dict):
 def transformer_xl(
     cutoffs=(), div_val=1, tied=True, tie_projs=None, hugging_face=False, symbols=SYMBOLS, **options
 ):
-    """A Transformer-XL of 2 layers, d 16, f 24, segments of 7 tokens and a memory of 10."""
+    """Build a Transformer-XL of 2 layers, d 16, f 24, segments of 7 tokens and a memory of 10."""
     tie_projs = tie_projs or [False, *([True] * len(cutoffs))]
     config = {
         **{"n_layer": LAYERS, "n_head": HEADS, "d_model": WIDTH, "d_head": HEAD, "d_embed": WIDTH},
@@ -149,7 +149,7 @@ def transformer_xl(
 def transformer_xl_tensorflow(
     cutoffs=(), div_val=1, proj_share_all_but_first=True, proj_same_dim=True, **options
 ):
-    """The model of ``transformer_xl`` as the TensorFlow code has it, with matrices (in, out)."""
+    """Build the model of ``transformer_xl`` in TensorFlow's layout, with matrices (in, out)."""
     shared = [False, *([proj_share_all_but_first] * len(cutoffs))]
     _, w, config, symbols, _ = transformer_xl(cutoffs, div_val, tie_projs=shared, **options)
     if not proj_same_dim:
@@ -202,9 +202,9 @@ def adaptive_span(
     far=0.0,
     symbols=SYMBOLS,
 ):
-    """A model of the adaptive-span code: 2 layers, d 16, ramp 3, 5 persistent vectors or f 24.
+    """Build an adaptive-span model: 2 layers, d 16, ramp 3, 5 persistent vectors or f 24.
 
-    ``far`` is added, times random numbers, to the position vectors beyond distance 6.
+    ``far`` is the deviation of random numbers added to the position vectors beyond distance 6.
     """
     config = {
         **{"nb_layers": LAYERS, "nb_heads": HEADS, "hidden_size": WIDTH, "attn_span": span},

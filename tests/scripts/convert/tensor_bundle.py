@@ -1,4 +1,4 @@
-"""Checkpoints as TensorFlow writes them, for tests: an index, and the tensors' bytes in files.
+"""Checkpoints in TensorFlow's format, for tests: an index, and the tensors' bytes in files.
 
 tensorflow/core/util/tensor_bundle and lib/io/table_format.txt describe the layout.
 """
@@ -25,21 +25,21 @@ def varint(number):
 
 
 def field(number, value):
-    """A protocol buffer's field; zeros are left out."""
+    """Encode a protocol buffer's field; zeros are omitted."""
     if isinstance(value, bytes):
         return varint(8 * number + 2) + varint(len(value)) + value
     return varint(8 * number) + varint(value) if value else b""
 
 
 def entry(kind, shape, file, offset, data):
-    """What the index says of a tensor."""
+    """Encode a tensor's entry in the index."""
     sizes = b"".join(field(2, field(1, size)) for size in shape)
     fields = field(1, kind), field(2, sizes), field(3, file), field(4, offset), field(5, len(data))
     return b"".join(fields) + varint(8 * 6 + 5) + masked_checksum(data)
 
 
 def table(rows, compression=0):
-    """A sorted table, in blocks of 4 rows."""
+    """Encode a sorted table in blocks of 4 rows."""
     written = b""
 
     def add(of_block):
@@ -52,7 +52,7 @@ def table(rows, compression=0):
             lengths = b"".join(map(varint, (kept, len(name) - kept, len(value))))
             block += lengths + name[kept:] + value
             before = name
-        # one place to begin a search from: the first
+        # one restart point: the beginning of the block
         address = varint(len(written)) + varint(len(block) + 8)
         block += struct.pack("<II", 0, 1) + bytes([compression])
         written += block + masked_checksum(block)
@@ -66,8 +66,8 @@ def table(rows, compression=0):
 
 
 def write_bundle(prefix, tensors, files=1):
-    """Write a checkpoint, its tensors in turn into so many files."""
-    # the version of the layout is a message of its own
+    """Write a checkpoint; its tensors go to the files in turn."""
+    # the format's version is a message within the header
     rows = {b"": field(1, files) + field(3, field(1, 1))}
     written = [bytearray() for _ in range(files)]
     for number, (name, tensor) in enumerate(sorted(tensors.items())):

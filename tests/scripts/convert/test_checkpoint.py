@@ -73,7 +73,7 @@ LAYOUTS = {
 
 
 def load(output):
-    """The model of an import, with its dictionary, as fairseq's commands load it."""
+    """Load an imported model and its dictionary as fairseq's commands do."""
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(output / "checkpoint.pt")], arg_overrides={"data": str(output)}
     )
@@ -87,13 +87,13 @@ def imported(foreign, folder, name="model.pt", leave_out=(), options=()):
 
 
 def stream(foreign):
-    """Numbers of the original's, <eos> and <unk> among them."""
+    """Return indices in the original's vocabulary, including those of <eos> and <unk>."""
     generator = torch.Generator().manual_seed(3)
     return torch.randperm(len(foreign.symbols), generator=generator).repeat(2)[:40].tolist()
 
 
 def our_numbers(foreign, dictionary):
-    """Of each of the original's symbols the number in fairseq's dictionary."""
+    """Return the index in fairseq's dictionary for each of the original's symbols."""
     return torch.tensor(
         [dictionary.index("</s>" if symbol == "<eos>" else symbol) for symbol in foreign.symbols]
     )
@@ -107,7 +107,7 @@ def check_log_probabilities(foreign, model, dictionary):
     found = model.get_normalized_probs(output, log_probs=True)[0]
     expected = foreign.log_probabilities(stream(foreign))
     assert (found[:, numbers] - expected).abs().max().item() < TOLERANCE
-    # probabilities add up, and made-up symbols have none
+    # probabilities sum to 1, and made-up symbols have probability 0
     probabilities = found.exp()
     torch.testing.assert_close(probabilities.sum(1), torch.ones(len(probabilities)))
     made_up = sorted(set(range(len(dictionary))) - set(numbers.tolist()))
@@ -129,7 +129,7 @@ def test_every_log_probability_is_the_originals(tmp_path, layout):
         if name.endswith("dropout")
     }
     if foreign.source == "adaptive-span":
-        # of the feed-forward layer
+        # dropout in the feed-forward layer, which models with persistent vectors lack
         activation = 0.0 if foreign.config["pers_mem_params"]["pers_mem_size"] else 0.1
         expected = {"embed-": 0.05, "output-": 0.05, "attention-": 0.1, "activation-": activation}
     else:
@@ -178,7 +178,7 @@ def test_half_precision_of_before_zip_archives_is_read(tmp_path):
     ],
 )
 def test_it_carries_what_a_training_leaves(tmp_path, symbols, options, unit):
-    """Its unit, and what tells its dictionary from another of the same size."""
+    """An import keeps its unit, and refuses another dictionary of the same size."""
     imported(transformer_xl(symbols=symbols), tmp_path, options=options)
     output = tmp_path / "output"
     assert read_units(output).unit == unit

@@ -1,4 +1,4 @@
-"""What the importer refuses, before it writes anything, and that it executes nothing."""
+"""The importer refuses bad input before it writes anything, and executes nothing."""
 
 import sys
 
@@ -24,7 +24,7 @@ LATE_CUTOFFS = {"adapt_io_params": {"adapt_io_enabled": True, "adapt_io_cutoffs"
 
 @pytest.fixture
 def refused(tmp_path, capsys):
-    """Check that the importer refuses a model's files, and return what it says."""
+    """Check that the importer refuses a model's files, and return its error message."""
 
     def check(foreign, write=True, name="model.pt"):
         if write:
@@ -54,14 +54,14 @@ def refused(tmp_path, capsys):
         *((BANDS, {"dropout": value}, "dropout is") for value in (1, True, float("nan"))),
         *((BANDS, {"cutoffs": x}, "cutoffs is") for x in ([2, 1], [1, 1], [0, 1], [1.0], 3)),
         *((BANDS, {"tie_projs": x}, "tie_projs is") for x in ([True] * 3, [True, 0, 1, True])),
-        # no rules of the importer's, but of the model's
+        # rules of the model, not of the importer
         (transformer_xl([9, 16, 22, 24, 26], 4), {}, "leave the last band less than one of the"),
         (PLAIN, {"same_length": True, "mem_len": 0}, "give --mem-len"),
         (OF_HUGGING_FACE, {"vocab_size": 31}, "it has 31 symbols, and the vocabulary has 30"),
         (OF_TENSORFLOW, {"n_token": 31}, "it has 31 symbols, and the vocabulary has 30"),
         (OF_TENSORFLOW, {"cutoffs": []}, "div_val is 2 in CONFIG"),
         (OF_TENSORFLOW, {"same_length": None}, "same_length is missing"),
-        (OF_ADAPTIVE_SPAN, {"nb_heads": 3}, "by the configuration 3 x 1 x 1"),
+        (OF_ADAPTIVE_SPAN, {"nb_heads": 3}, "but the configuration says 3 x 1 x 1"),
         (OF_ADAPTIVE_SPAN, {"vocab_size": 31}, "it has 31 symbols, and the vocabulary has 30"),
         (OF_ADAPTIVE_SPAN, LATE_CUTOFFS, "adapt_io_cutoffs end at 30, beyond the vocabulary"),
     ],
@@ -75,7 +75,7 @@ def test_the_codes_own_defaults_may_be_missing(tmp_path):
     foreign = transformer_xl_tensorflow(CUTOFFS, 1)
     for name in ("untie_r", "div_val", "proj_share_all_but_first", "proj_same_dim", "d_embed"):
         del foreign.config[name]
-    foreign.config["settings"] = {"t7": {"mem_len": 3}}  # groups within groups are no options
+    foreign.config["settings"] = {"t7": {"mem_len": 3}}  # nested groups are not options
     foreign.write(tmp_path)
     assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
 
@@ -96,12 +96,12 @@ def test_wrong_vocabularies_are_refused(tmp_path, refused, foreign):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.pt", None, "--checkpoint FOLDER/model.pt is no file"),
+        ("model.pt", None, "--checkpoint FOLDER/model.pt is not a file"),
         ("model.pt", b"PK\x03\x04", "--checkpoint FOLDER/model.pt is cut short or damaged"),
-        ("config.json", None, "--config FOLDER/config.json is no file"),
+        ("config.json", None, "--config FOLDER/config.json is not a file"),
         ("config.json", b"{", "--config FOLDER/config.json is not JSON"),
         ("config.json", b"[1]", "--config FOLDER/config.json has no options"),
-        ("vocab.txt", None, "--vocab FOLDER/vocab.txt is no file"),
+        ("vocab.txt", None, "--vocab FOLDER/vocab.txt is not a file"),
         ("vocab.txt", b"\xff", "--vocab FOLDER/vocab.txt is not UTF-8"),
         ("model.pt", {}, "--checkpoint FOLDER/model.pt holds dict, not tensors by name"),
         ("model.pt", [torch.ones(2)], "model.pt holds list, not tensors by name"),
@@ -146,16 +146,16 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path, refused):
         "crit.out_layers.1.weight differs from word_emb.emb_layers.1.weight: ",
         "crit.out_projs.2 differs from word_emb.emb_projs.2: ",
         "the checkpoint lacks r_w_bias (2 x 8)",
-        "r_r_bias is 8 x 2, and by the configuration 2 x 8",
+        "r_r_bias is 8 x 2, but the configuration says 2 x 8",
         "layers.0.dec_attn.o_net.weight has a number that is not finite",
         "layers.0.dec_attn.r_net.weight is not a dense tensor of floating-point numbers",
         "layers.1.dec_attn.r_net.weight is not a dense tensor of floating-point numbers",
-        "nothing takes 'another' of the checkpoint",
+        "the checkpoint's 'another' is not used",
     )
 
 
 def check_problems(said, *problems):
-    """Compare the lines after the first with what they begin with, in any order."""
+    """Check that the lines after the first begin with these problems, in any order."""
     lines = sorted(said.splitlines()[1:])
     for line, problem in zip(lines, sorted(problems), strict=True):
         assert line.startswith(f"  - {problem}")
@@ -170,8 +170,8 @@ def test_all_that_does_not_fit_has_tensorflows_names(refused):
     check_problems(
         refused(foreign._replace(tensors=tensors)),
         f"{softmax}/cutoff_2/proj differs from transformer/adaptive_embed/cutoff_2/proj_W: ",
-        "transformer/layer_1/ff/layer_1/kernel is 24 x 16, and by the configuration 16 x 24",
-        "nothing takes 'transformer/layer_2/rel_attn/o/kernel' of the checkpoint",
+        "transformer/layer_1/ff/layer_1/kernel is 24 x 16, but the configuration says 16 x 24",
+        "the checkpoint's 'transformer/layer_2/rel_attn/o/kernel' is not used",
     )
 
 
@@ -191,7 +191,7 @@ def test_output_that_is_there_is_kept(tmp_path, capsys, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     assert run_importer(PLAIN, tmp_path, tmp_path / "output") == 1
-    assert f"--output {tmp_path}/output is there already: " in capsys.readouterr().err
+    assert f"--output {tmp_path}/output already exists: " in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -209,7 +209,7 @@ def test_an_interrupted_write_leaves_no_output(tmp_path, monkeypatch, error, sta
     assert run_importer(PLAIN, tmp_path, tmp_path / "output") == status
     assert not list(tmp_path.glob("output*"))
     monkeypatch.undo()
-    # of a run that was killed
+    # left by a killed run
     (tmp_path / "output.partial").mkdir()
     (tmp_path / "output.partial" / "left").touch()
     assert run_importer(PLAIN, tmp_path, tmp_path / "output") == 0

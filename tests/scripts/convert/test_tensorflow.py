@@ -1,4 +1,4 @@
-"""TensorFlow's files: what is read of them, what is refused, and that nothing is executed."""
+"""TensorFlow's files: tensors and symbols are read, damage is refused, nothing is executed."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ LEFT_OUT = {
     "model/a/Adam": torch.ones(2, 3),
     "model/a/Adam_1": torch.ones(2, 3),
 }
-NO_INDEX = "x.index is cut short, changed or no index of TensorFlow's: "
+NO_INDEX = "x.index is cut short, changed or not an index of TensorFlow's: "
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def path(tmp_path):
 
 
 def refused(path):
-    """The message that a checkpoint is refused with, without the option that names it."""
+    """Return the error message for a refused checkpoint, without the option that names it."""
     label = f"--checkpoint {path}: "
     with pytest.raises(ValueError, match=f"^{re.escape(label)}") as error:
         read_bundle(path)
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_refused_wherever_it_is_damaged(path, damage, name, me
     "index",
     [
         *(b"", b"hello world", bytes.fromhex("57fb808b247547db") * 9),
-        # another order of bytes, no header, a header of something else, a compressed block
+        # another byte order, no header, a foreign header, a compressed block
         table({b"": field(1, 1) + field(2, 1), b"a": entry(1, [1], 0, 0, b"abcd")}),
         table({b"a": entry(1, [1], 0, 0, b"abcd")}),
         table({b"": field(1, b"x") + field(2, 0) + b"\x0b"}),
@@ -123,7 +123,7 @@ def test_an_index_reaches_no_file_but_its_own(tmp_path, file, place, message):
 @pytest.mark.parametrize(
     ("kind", "shape", "data"),
     [
-        (9, [1], bytes(8)),  # whole numbers
+        (9, [1], bytes(8)),  # integers
         (7, [2], b"\x01\x01ab"),  # text
         (1, [2], bytes(4)),  # fewer numbers than the shape has
         (1, [0, 2**63], b""),
@@ -136,7 +136,7 @@ def test_other_tensors_come_without_values(tmp_path, kind, shape, data):
     assert read_bundle(tmp_path / "x")["odd"].is_meta
 
 
-# as Python 2 wrote it: text is bytes
+# a pickle as Python 2 wrote it, in which text is bytes
 OF_PYTHON_2 = (
     b"\x80\x02c__main__\nCorpus\n)\x81}U\x05vocabcvocabulary\nVocab\n)\x81}"
     b"U\x07idx2sym](U\x05<eos>U\x02\xc3\xa9esbsb."
@@ -159,7 +159,7 @@ class Corpus:
 def test_symbols_are_read_of_the_cached_data(tmp_path, protocol):
     cache = tmp_path / "cache.pkl"
     corpus = Corpus(["<eos>", "é"])
-    # what a file asks for is not executed
+    # calls in the pickle are not executed
     corpus.vocab.special = [Mischief(tmp_path / "executed")]
     cache.write_bytes(OF_PYTHON_2 if protocol is None else pickle.dumps(corpus, protocol=protocol))
     problems = []
@@ -170,7 +170,7 @@ def test_symbols_are_read_of_the_cached_data(tmp_path, protocol):
 @pytest.mark.parametrize(
     ("cached", "read", "problem"),
     [
-        # sentence ends of One Billion Word are line ends
+        # <S>, the sentence end of One Billion Word, becomes the line end
         (["a", "<S>", "<UNK>", "</S>"], ["a", "<eos>", "<unk>", "</S>"], ""),
         (["<S>", "<eos>", "<UNK>"], ["<S>", "<eos>", "<unk>"], ""),
         # blanks within symbols are made visible, as scripts.prepare.lm1b does
@@ -196,7 +196,7 @@ def test_cached_symbols_become_those_of_prepared_text(tmp_path, cached, read, pr
 def test_other_files_are_no_cached_data(tmp_path, content):
     cache = tmp_path / "cache.pkl"
     cache.write_bytes(content)
-    with pytest.raises(ValueError, match=f"^--vocab {cache} is broken or no cache.pkl"):
+    with pytest.raises(ValueError, match=f"^--vocab {cache} is damaged or not a cache.pkl"):
         ForeignVocabulary(cache, [])
 
 

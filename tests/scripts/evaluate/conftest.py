@@ -1,4 +1,4 @@
-"""Folders of texts and models that several files measure."""
+"""Texts and models that several test files measure."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def text(folder):
 
 @pytest.fixture(scope="session")
 def models(folder, text):
-    """A model with a memory and the window of its length; one that reads 12 tokens at most."""
+    """Write two models with a memory; return a third one, which reads at most 12 tokens."""
     window = {"mem_len": 5, "same_length": True, "clamp_len": 7}
     write_checkpoint(folder / "xl.pt", "transformer_xl", **window)
     write_checkpoint(folder / "aa.pt", "all_attention_lm")
@@ -28,5 +28,5 @@ def models(folder, text):
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """A text, pairs of sentences, and models with memories of each kind; nobody changes them."""
+    """Write a text, sentence pairs, and models with memories of each kind; do not change them."""
     return write_all(tmp_path_factory.mktemp("memories"))

@@ -1,4 +1,4 @@
-"""Checkpoints of models with product-key memories, and what they were trained on."""
+"""Checkpoints of models with product-key memories, and their data."""
 
 import argparse
 import json
@@ -15,12 +15,12 @@ from tests.scripts.evaluate.saved_models import task_options, write_state
 
 EOS = 2
 TOKENS = 97
-# 9 slots, of which each of 2 heads reads 2
+# 9 slots; each of 2 heads reads 2 of them
 SMALL = {"memory_slots": 9, "memory_heads": 2, "memory_knn": 2, "memory_query_dim": 6}
-# tokens of the sentences in two languages
+# numbers of tokens of the sentences in two languages
 PAIRS = ((4, 6), (9, 3), (2, 2), (7, 5), (5, 5), (3, 8), (1, 1))
 SOURCES, TARGETS = map(sum, zip(*PAIRS, strict=True))
-# what tests.product_key_memory.tiny builds
+# options of the models that tests.product_key_memory.tiny builds
 _BLOCKS = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24}
 _BLOCKS |= {"decoder_attention_heads": 2, "tokens_per_sample": 16, "max_target_positions": None}
 _BLOCKS |= {"add_bos_token": False, "memory_optimizer": None, "tpu": False}
@@ -31,7 +31,7 @@ for part in ("encoder", "decoder"):
 
 
 def write_blocks(path, change=lambda model: None, add_bos_token=False, **options):
-    """Write a language model over blocks of text, after a change."""
+    """Write a language model over blocks of text, after ``change`` has modified it."""
     options = {**MEMORY, "memory_layers": "2", **options}
     model = tiny_language_model(**options)
     change(model)
@@ -41,12 +41,12 @@ def write_blocks(path, change=lambda model: None, add_bos_token=False, **options
 
 
 def unit_keys(memory):
-    """Have a query hold the scores of the sub-keys of both halves."""
+    """Make the sub-keys unit vectors, so that a query holds the scores of both halves."""
     memory.keys.subkeys.data = torch.eye(3).expand(2, 2, 3, 3).clone()
 
 
 def read_alike(model):
-    """Have all tokens read slots 0 and 1 with the first head, 1 and 2 with the other, alike."""
+    """Make head 1 read slots 0 and 1, and head 2 slots 1 and 2, equally for all tokens."""
     (memory,) = memories(model)
     unit_keys(memory)
     (linear,) = memory.query_network.layers
@@ -55,7 +55,7 @@ def read_alike(model):
 
 
 def sentence(number, language):
-    """One of the sentences of a language, 0 or 1, (1, T)."""
+    """Return a sentence (1, T) of a language, 0 or 1."""
     found = tiny.tokens(1, PAIRS[number][language], number)
     found[0, -1] = EOS
     return found
@@ -91,7 +91,7 @@ def write_all(folder):
 
 
 def measure(folder, name, data, output, *options):
-    """Run the script on NAME.pt; return its exit status and what it wrote, None for nothing."""
+    """Run the script on NAME.pt; return its exit status and the results it wrote, or None."""
     words = ["--data", str(folder / data), "--checkpoint", f"{name}={folder}/{name}.pt", "--cpu"]
     status = measure_memory_usage.main([*words, "--output", str(output), *map(str, options)])
     path = output / "memory_usage.json"

@@ -18,7 +18,7 @@ BUILDERS = {"all_attention_lm": tiny.tiny_model, "transformer_xl": tiny.tiny_tra
 
 
 class Mischief:
-    """Its pickle makes a folder when it is loaded."""
+    """An object whose pickle makes a folder when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -43,7 +43,7 @@ def write_text(folder, length=97, split="test"):
 
 
 def task_options(name, **given):
-    """Options of a task as checkpoints hold them: those of other parts of fairseq as given."""
+    """Return a task's options as in a checkpoint: references to other options are resolved."""
     others = {"seed": 1, "tpu": False, "use_plasma_view": False, "required_seq_len_multiple": 1}
     others |= {"data_buffer_size": 10, "plasma_path": "", "train_subset": "train"}
     options = {}
@@ -54,7 +54,7 @@ def task_options(name, **given):
 
 
 def write_state(path, model, options, task, **others):
-    """Write what fairseq-train does after an update, with options of the model and the task."""
+    """Write a checkpoint as fairseq-train does after an update, with these options."""
     update = {"num_updates": 1, "criterion_name": "", "optimizer_name": ""}
     state = {
         "args": None,
@@ -90,7 +90,7 @@ def write_checkpoint(path, name, seed=1, **options):
 
 @torch.no_grad()
 def token_losses(model, inputs, targets):
-    """Losses in nats of the targets after the inputs, both (T,), of a segment without a past."""
+    """Return losses in nats of targets (T,) after inputs (T,), in one segment without a past."""
     output = model(torch.from_numpy(np.asarray(inputs, dtype=np.int64))[None])
     target = torch.from_numpy(np.asarray(targets, dtype=np.int64))[None]
     probs = model.get_normalized_probs(output, log_probs=True, sample={"target": target})

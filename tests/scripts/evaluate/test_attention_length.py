@@ -19,7 +19,7 @@ def words(folder, *others):
     [
         ("--mem-len 4 --clamp-len 0", "--clamp-len is '0': "),
         ("--mem-len 0,4", "--mem-len is '0,4': "),
-        ("--extended-context 4 --sliding-window 1", "--sliding-window is about a memory"),
+        ("--extended-context 4 --sliding-window 1", "--sliding-window needs a memory"),
         ("--mem-len 2 --max-tokens 0", "--max-tokens is 0: "),
         ("--mem-len 2 --tokens-per-sample 0", "--tokens-per-sample is 0: "),
         ("--mem-len 2 --split dev", "--split dev: no data at"),
@@ -81,7 +81,7 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
     printed = capsys.readouterr().out
     for row in rows:
         assert f" {row['window_ms_per_token'] / row['reuse_ms_per_token']:.0f}x |" in printed
-    # table 9 of the paper
+    # the speed-up in table 9 of the paper
     assert printed.count(" 363x |") == 2
 
 
@@ -106,5 +106,5 @@ def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys
     monkeypatch.setattr(measure_attention_length, "measure", interrupted_in_the_second)
     given = words(folder, "--output", tmp_path, "--checkpoint", f"{folder}/xl.pt")
     assert measure_attention_length.main([*given, "--mem-len", "2,3"]) == 130
-    assert "attention_length.json keeps the figures so far" in capsys.readouterr().err
+    assert "attention_length.json keeps the results so far" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "attention_length.json").read_text())["rows"]) == 1

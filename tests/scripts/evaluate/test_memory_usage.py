@@ -1,4 +1,4 @@
-"""What is counted of reads made by hand, and of models of each kind over a whole split."""
+"""Memory usage is correct for planned reads, and for models of each kind over a whole split."""
 
 import math
 import re
@@ -24,7 +24,7 @@ PAIRS = {"encoder_memory2": SOURCES, "decoder_memory1": TARGETS}
 
 
 class Planned(torch.nn.Module):
-    """Stands in for a query network: the next queries (N, H, d_q) of a plan, token by token."""
+    """A query network that returns the next queries (N, H, d_q) of a plan, token by token."""
 
     def __init__(self, plan, input_dim):
         super().__init__()
@@ -37,11 +37,11 @@ class Planned(torch.nn.Module):
 
 
 def test_planned_reads_are_counted_by_hand():
-    """Of 4 tokens, with 9 slots and sub-keys that are unit vectors: slot 3i + j."""
+    """4 tokens read 9 slots; sub-keys are unit vectors, and i and j select slot 3i + j."""
     model = tiny_language_model(**SMALL, memory_layers="3").eval()
     (memory,) = memories(model)
     unit_keys(memory)
-    # the slots that a token reads with its heads, both with half of the weight
+    # the two slots that each head of a token reads, both with weight 1/2
     pairs = [[(0, 1), (1, 2)], [(0, 1), (0, 1)], [(3, 4), (6, 7)], [(4, 5), (4, 5)]]
     plan = torch.zeros(4, 2, 6)
     for token, heads in enumerate(pairs):
@@ -53,7 +53,7 @@ def test_planned_reads_are_counted_by_hand():
         # two batches of one stream
         for batch in tiny.tokens(1, 4).split(2, dim=1):
             model(batch)
-    # recording has ended, and was not validation's
+    # recording has ended, and did not touch the usage for validation
     memory.query_network.done = 0
     with torch.no_grad():
         model(tiny.tokens(1, 4))
@@ -85,7 +85,7 @@ def test_a_curve_has_few_points_of_many_slots():
 
 
 def record(keys):
-    """z' (K,) of a memory from now on."""
+    """Return z' (K,) of a memory, to which all reads from now on are added."""
     reads = torch.zeros(49).double()
 
     def add(_, inputs, output):
@@ -99,9 +99,9 @@ def record(keys):
 @pytest.mark.parametrize(
     ("name", "options", "alone", "tokens"),
     [
-        # the last of 10 blocks is shorter, and no batch is a multiple of 8
+        # the last of 10 blocks is shorter, and no batch has a multiple of 8 blocks
         ("blocks", "--batch-size 3", {"batch_size": 1}, {"memory2": TOKENS}),
-        # one by one, sentences have no padding
+        # sentences that are scored one at a time have no padding
         ("pairs", "--batch-size 4", {"batch_size": 1}, PAIRS),
         (
             *("streams", "--batch-size 3 --tokens-per-sample 8"),

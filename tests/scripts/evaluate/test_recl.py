@@ -15,7 +15,7 @@ from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint
 
 
 def gain_in_loops(short, long, ratio):
-    """g_i(c, c') of appendix C, position by position."""
+    """Compute g_i(c, c') of appendix C position by position."""
     baseline = [min(float(losses[position]) for losses in short) for position in range(len(long))]
     hardest = sorted(range(len(long)), key=lambda position: (-baseline[position], position))
     hardest = hardest[: math.ceil(ratio * len(long))]
@@ -37,13 +37,13 @@ def test_gain_is_that_of_the_loops(ratio, seed):
 def test_gain_of_large_losses_and_of_equally_hard_positions():
     gain = relative_gain([np.array([2000.0])], np.array([1999.0]), 1)
     assert gain == pytest.approx(1 - 1 / math.e)
-    # of these the first count
+    # of equally hard positions, the first count
     baseline, long = np.array([1.0, 5, 3, 5, 2]), np.array([1.0, 4, 3, 5, 2])
     assert relative_gain([baseline], long, 0.2) == pytest.approx(1 - math.exp(-1))
 
 
 def losses_that_fall_until(*ends):
-    """Losses of models that fall by 0.05 with every 10 tokens, to ``ends`` tokens of context."""
+    """Return losses that fall by 0.05 per 10 tokens, up to a model's ``ends`` tokens of context."""
     return lambda model, context: np.full(8, 3 - 0.05 * min(context, ends[model]) / 10)
 
 
@@ -56,7 +56,7 @@ def test_recl_is_where_the_gain_ends():
     steps = [(gain["short"], gain["long"]) for gain in found[1]["gains"]]
     assert steps == [(10, 20), (20, 30), (30, 40)]
     assert found[1]["gains"][0]["gain"] == pytest.approx(1 - math.exp(-0.05))
-    # a gain as large as the threshold goes on
+    # a longer context is tried if the gain is as large as the threshold
     losses = losses_that_fall_until(60)
     gain = relative_gain([losses(0, 10)], losses(0, 20), 1)
     assert effective_context(losses, 1, 0, 10, 30, 1, gain - 1e-9)["tokens"] == 30
@@ -65,7 +65,7 @@ def test_recl_is_where_the_gain_ends():
 
 def test_the_group_is_the_baseline_of_each():
     def losses(model, context):
-        # the second model improves as well, and is never as good as the first
+        # the second model improves as well, but is never as good as the first
         return np.full(4, (1.0 if model == 0 else 3.0) - 0.001 * context)
 
     alone = effective_context(lambda _, context: losses(1, context), 1, 0, 9, 50, 1, 5e-3)
@@ -77,7 +77,7 @@ def test_the_group_is_the_baseline_of_each():
 @pytest.mark.parametrize(
     ("end", "step", "longest", "tokens", "bound"),
     [
-        # reads on past 128 tokens as if there were none: table 8's Transformer
+        # the Transformer of table 8 reads at most 128 tokens, and its losses stay the same beyond
         (128, 100, 900, 128, "exact"),
         (128, 100, 200, 128, "exact"),
         (128, 200, 900, 128, "at most"),
@@ -103,7 +103,7 @@ def losses_of(folder, *names, stride=1, batch_size=4, output=None):
     ("name", "context", "stride", "first", "step"),
     [
         *((name, context, 1, context, 5) for name in ("xl", "aa", "places") for context in (1, 9)),
-        # of a window of 4 tokens the first has the context, and the others more
+        # in a window of 4 tokens, the first has this context and the others have more
         ("xl", 6, 4, 8, 4),
     ],
 )
@@ -138,7 +138,7 @@ def test_losses_are_measured_once_and_kept(folder, models, tmp_path, monkeypatch
     again(0, 4)
     losses_of(folder, "xl.pt", output=tmp_path, stride=2)(0, 3)
     losses_of(folder, "aa.pt", output=tmp_path)(0, 3)
-    # checkpoints that follow one another at a path
+    # a checkpoint is overwritten by another one at the same path
     for seed in (1, 2):
         write_checkpoint(tmp_path / "last.pt", "transformer_xl", seed=seed)
         losses_of(folder, tmp_path / "last.pt", output=tmp_path)(0, 3)

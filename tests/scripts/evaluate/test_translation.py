@@ -1,4 +1,4 @@
-"""What is scored is the whole part, in its order, and scores are what their definitions say."""
+"""Evaluation scores the whole split in its order, and scores match their definitions."""
 
 import json
 import re
@@ -24,7 +24,7 @@ REFERENCES = ("ein schneller & hell-grauer Fuchs.", "drei", "der Dritte")
 
 @pytest.fixture
 def place(tmp_path):
-    """What prepare_translation.py leaves, of a test part with 3 sentences, and a checkpoint."""
+    """Write a prepared test split of 3 sentences, and checkpoints; return the folder."""
     for folder in ("bin", "references"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     for name in ("test.en-de.en", "test.en-de.de", "valid.en-de.en"):
@@ -44,7 +44,7 @@ def write(path, lines):
 
 
 def results(places=(2, 0, 1)):
-    """What fairseq-generate writes of some of the sentences."""
+    """Return the lines that fairseq-generate writes for some of the sentences."""
     lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | H-0 and so on"]
     for number in places:
         lines += [f"S-{number}\t{SOURCES[number]}", f"T-{number}\tx"]
@@ -84,7 +84,7 @@ def contents(place):
 
 
 def value(command, option):
-    """What fairseq takes for an option: what it gets last."""
+    """Return the value that fairseq uses for an option: the last one given."""
     return command[len(command) - command[::-1].index(option)]
 
 
@@ -105,14 +105,14 @@ def test_translations_are_text_in_the_order_of_the_part(place, run, capsys):
     assert found["detokenized"]["signature"] in printed
     for number in (found["detokenized"]["score"], found["tokenized"]["score"], found["gleu"]):
         assert f" {number:.2f} |" in printed
-    # the command is one to run again: without the folder that is gone
+    # the recorded command can be run again: it lacks the temporary folder
     assert found["command"].split() == command[: command.index("--results-path")]
 
 
 def test_what_a_line_may_hold(place, run, caplog):
     lines = [line.replace("zwei", "zwei\u2028\x85drei\x0b") for line in results()]
     assert run(lines=lines)[0] == 0
-    # only a newline ends it
+    # only a newline ends a line
     assert contents(place)["translation.txt"].count("\n") == 3
     assert "<unk>" not in caplog.text
     assert run(lines=[line.replace("the third", "the <unk>") for line in results()])[0] == 0
@@ -154,13 +154,13 @@ def test_fairseq_gets_what_is_given_but_translates_all(place, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--path {place}/plain.pt:{place}/none.pt", "--path {place}/none.pt is no file"),
+        ("--path {place}/plain.pt:{place}/none.pt", "--path {place}/none.pt is not a file"),
         ("--path {place}/french.pt", "--path {place}/french.pt translates from en to fr, not from"),
         ("--branch-weights random", "--branch-weights is random, and --path {place}/plain.pt"),
         ("--branch-weights random -- --model-overrides={{}}", "--branch-weights is random and "),
         ("--split valid", "--reference: there is no {place}/data/references/valid.de"),
         ("--split dev", "--split dev: {place}/data/bin has no dev.en-de.en.idx and .bin"),
-        ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for"),
+        ("--target-lang xx", "--target-lang is xx, for which sacremoses has no rules"),
         ("--beam 0", "--beam is 0: "),
         ("--reference {place}/two.txt", "--reference {place}/two.txt has 2 lines, --split test"),
         ("--output {place}/two.txt", "--output {place}/two.txt cannot be written"),
@@ -185,7 +185,7 @@ def test_what_stops_leaves_what_was_there(place, run, capsys):
     before = contents(place)
     assert run(stop=interrupt)[0] == 130
     assert run("--reference", place / "plain.pt")[0] == 1
-    # a part is not scored
+    # an incomplete translation is not scored
     for places in ((2, 0), ()):
         capsys.readouterr()
         assert run(lines=results(places))[0] == 1
@@ -195,12 +195,12 @@ def test_what_stops_leaves_what_was_there(place, run, capsys):
 
 
 def test_gleu_is_the_lesser_of_precision_and_recall():
-    # of 10 sequences of 1 to 4 tokens the other has 6: a, b, c, a b, b c, a b c
+    # of 10 n-grams of 1 to 4 tokens, the other side has 6: a, b, c, a b, b c, a b c
     assert translation_scores.gleu(["a b c d"], ["a b c"]) == pytest.approx(60)
     assert translation_scores.gleu(["a b c"], ["a b c d"]) == pytest.approx(60)
-    # a token counts as often as the reference has it
+    # a token counts at most as often as the reference has it
     assert translation_scores.gleu(["a a"], ["a b"]) == pytest.approx(100 / 3)
-    # added up before the division
+    # counts are summed over sentences before the division
     both = translation_scores.gleu(["a b c d", "x"], ["a b c", "y"])
     assert both == pytest.approx(100 * 6 / 11)
     assert translation_scores.gleu(["a b c d e", ""], ["a b c d e", ""]) == 100
@@ -214,7 +214,7 @@ def test_gleu_is_the_lesser_of_precision_and_recall():
 
 def test_scores_of_what_is_right_and_of_nothing():
     lines = ["Der Hund, der 3 Eis-Becher frisst,  ist groß.", "„Ja“, sagte sie - leise."]
-    # exact matches disregard blanks alone, and tokens also which quotation marks there are
+    # exact matches ignore only whitespace; tokens also ignore the kind of quotation marks
     for translations, detokenized, tokenized, exact in (
         ([" ".join(line.split()) for line in lines], 100, 100, 100),
         ([lines[0], lines[1].replace("„Ja“", '"Ja"')], None, 100, 50),

@@ -11,7 +11,7 @@ SPANS = [[0.0, 0.3], [0.499, 0.5], [0.51, 1.0]]
 
 
 def write_checkpoint(path, spans, **options):
-    """Write a model with these spans, of 64 tokens at most and a ramp of 8."""
+    """Write a model with these spans, as fractions of 64 tokens, and a ramp of 8."""
     options = {"adaptive_span": True, "attention_span": 64, "span_ramp": 8, **options}
     saved_models.write_checkpoint(path, "all_attention_lm", **options)
     state = torch.load(path, weights_only=True)
@@ -28,11 +28,11 @@ def test_spans_are_those_that_the_mask_lets_through_and_the_log_has(tmp_path, ca
     assert plot_attention_spans.main(words) == 0
     (model,) = json.loads((output / "attention_spans.json").read_text(encoding="utf-8"))["models"]
     assert (model["checkpoint"], model["updates"], model["attention_span"]) == (str(path), 1200, 64)
-    # m(x) = clamp((R + z - x) / R, 0, 1), x from 0 for the nearest
+    # m(x) = clamp((R + z - x) / R, 0, 1), x = 0 for the nearest token
     z = 64 * torch.tensor(SPANS)
     mask = ((8 + z[..., None] - torch.arange(64)) / 8).clamp(0, 1)
     assert [layer["spans"] for layer in model["layers"]] == (mask > 0).sum(-1).tolist()
-    # as span_mean and span_max of the log
+    # like span_mean and span_max in the log
     tokens = (z + 8).clamp(max=64)
     for name, expected in (("mean", tokens.mean(1)), ("largest", tokens.amax(1))):
         assert [layer[name] for layer in model["layers"]] == pytest.approx(expected.tolist())
@@ -57,9 +57,9 @@ def test_what_is_drawn():
 def test_checkpoints_without_spans_are_refused(tmp_path, refused):
     write_checkpoint(tmp_path / "all.pt", SPANS)
     fixed = tmp_path / "fixed.pt"
-    # nothing is written for the first either
+    # nothing is written for the valid checkpoint, either
     words = ["--checkpoint", f"all={tmp_path}/all.pt", fixed]
-    refused(plot_attention_spans.main, words, f"--checkpoint {fixed} is no file: ")
+    refused(plot_attention_spans.main, words, f"--checkpoint {fixed} is not a file: ")
     saved_models.write_checkpoint(fixed, "all_attention_lm")
     message = f"--checkpoint {fixed}: its model all_attention_lm has no adaptive spans; "
     refused(plot_attention_spans.main, words, message)

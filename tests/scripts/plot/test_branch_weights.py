@@ -14,7 +14,7 @@ LAYERS = ["encoder1", "encoder2", "decoder1", "decoder2"]
 
 
 def json_line(updates, **changed):
-    """A validation's line with κ and α of all layers, α of some as given."""
+    """Return a validation line in JSON with κ and α of all layers; ``changed`` sets some α."""
     weights = {
         f"valid_{layer}_{kind}{number}": f"{value:g}"
         for layer in LAYERS
@@ -26,7 +26,7 @@ def json_line(updates, **changed):
 
 
 def simple_line(updates, model):
-    """A validation's line of a model, in fairseq's other format."""
+    """Return the validation line of a model in fairseq's simple format."""
     with metrics.aggregate(new_root=True) as found:
         model(**sentences())
     told = {"loss": "3.06", **found.get_smoothed_values(), "num_updates": updates}
@@ -39,7 +39,7 @@ LOG = "\n".join(
         '{"epoch": 1, "update": 0.27, "loss": "2.985", "num_updates": "10", "lr": "0.07"}',
         json_line(10, encoder2=[0.25, 0.25, 0.25, 0.25]),
         json_line(20, encoder2=[0.9, 0.1, 0, 0]),
-        # a resumed training is at 20 again
+        # a resumed training is at update 20 again
         json_line(20, encoder2=[0.4, 0.3, 0.2, 0.1]),
         json_line(30, encoder2=[0.7, 0.2, 0.1, 0]),
         json_line(40)[:-20],
@@ -48,7 +48,7 @@ LOG = "\n".join(
 
 
 def write_checkpoint(path, updates, **options):
-    """Write what is read of fairseq-train's checkpoints; return the model."""
+    """Write the parts of a checkpoint that the script reads; return the model."""
     model = tiny_as_written(seed=updates, **options)
     content = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
     torch.save(content, path)
@@ -70,7 +70,7 @@ def test_weights_of_a_log(tmp_path):
         "source": f"--log {log}",
         "updates": [10, 20, 30],
         "layers": {
-            # the later of two lines about update 20, and not smoothed
+            # the later of the two lines about update 20, without smoothing
             "encoder2": {"kappa": [KAPPA] * 3, "alpha": alpha},
             "decoder1": {"kappa": [KAPPA] * 3, "alpha": [ALPHA] * 3},
         },
@@ -108,7 +108,7 @@ def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
     for name, attention in (("decoder2", layer.encoder_attn), ("decoder2_self", layer.self_attn)):
         weights = attention.out_proj.weights
         assert found[name]["kappa"] == [weights.kappa.tolist()]
-        # α of two sublayers is one, in the network behind both
+        # two sublayers share one α, in the network after both
         assert ("alpha" in found[name]) == (name == "decoder2")
     for name, weights in logged.items():
         assert weights.keys() == found[name].keys()
@@ -117,7 +117,7 @@ def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
 
 
 def test_each_layer_has_two_panels_and_each_branch_a_line():
-    # of which 10 to 12 sort before 2 as text
+    # sorted as text, branches 10 to 12 would come before 2
     twelve = [[number / 78 for number in range(1, 13)]] * 4
     courses = {
         ("encoder1", "kappa"): [KAPPA] * 4,
@@ -150,7 +150,7 @@ FEWER = f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}"
     [
         ("--log {}/train.log --layer encoder3", LOG, "--layer is 'encoder3': there are encoder1"),
         ("--log {}/train.log --smooth 0", LOG, "--smooth is 0: "),
-        ("--log {}/none", "", "--log {}/none is no file: "),
+        ("--log {}/none", "", "--log {}/none is not a file: "),
         ("--log {}/train.log", NO_WEIGHTS, "--log {}/train.log has no kappa and alpha: "),
         ("--log {}/train.log", FEWER, "--log {}/train.log: after 2,000 updates there are other"),
         ("--log {}/train.log", NOT_FINITE, "--log {}/train.log: after 2,000 updates a weight of "),

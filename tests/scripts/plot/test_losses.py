@@ -8,7 +8,7 @@ from scripts.plot import losses as plot_losses
 from scripts.plot._logs import read_figures
 from scripts.plot.losses import known_bits, read_courses
 
-# as fairseq-train writes them with --log-format json to --log-file, and as it prints them
+# what fairseq-train writes to --log-file with --log-format json, and what it prints by default
 JSON_LOG = """\
 {'_name': None, 'common': {'_name': None, 'log_interval': 5, 'log_format': 'json'}}
 begin dry-run validation on "valid" subset
@@ -52,7 +52,7 @@ def logs(tmp_path):
 @pytest.mark.parametrize("log", [JSON_LOG, SIMPLE_LOG], ids=["json", "simple"])
 def test_a_line_cut_short_is_skipped(log):
     line = next(line for line in log.splitlines() if courses([line])["updates"])
-    # but not within the number of updates: what is left of it is a number too
+    # do not cut within the number of updates: the rest would be a number, too
     for length in range(line.rindex("10")):
         assert courses([line[:length].rstrip()])["updates"] == []
 
@@ -73,7 +73,7 @@ def test_figures_are_printed_and_written(logs, tmp_path, capsys):
         "last": {"update": 1400, "loss": 2.954},
         "smallest": {"update": 1200, "loss": 2.5},
     }
-    # the later of two lines about update 20
+    # the later of the two lines about update 20
     assert (second["updates"], second["losses"]) == ([10, 20], [3.06, 2.95])
     assert second["seconds"] == [None, None]
     printed = capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_time_is_that_of_all_updates_before():
         '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
         "epoch 001:     25 / 37 loss=2.9, num_updates=25, lr=0.1, train_wall=7, wall=0",
     ]
-    # the second between lines of updates 15 and 25
+    # the second validation lies between the lines of updates 15 and 25
     assert courses(lines)["seconds"] == [9.0, 17.5]
     assert courses(lines[:-1])["seconds"] == [9.0, 14.0]
     assert courses([lines[2], lines[-1]])["seconds"] == [2.8]
@@ -122,17 +122,17 @@ def test_training_loss_is_the_mean_since_the_validation_before():
         "epoch 001: 10 / 37 loss=7, nll_loss=6, ppl=9, num_updates=10, train_wall=14, wall=30",
         '{"epoch": 1, "train_loss": "1", "train_num_updates": "10", "train_wall": "25"}',
         '{"epoch": 1, "valid_loss": "3", "valid_nll_loss": "2.5", "valid_num_updates": "10"}',
-        # at the end of an epoch, before the next of such lines
+        # validation at the end of an epoch, before the next training line
         '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "12"}',
         '{"loss": "5", "num_updates": "15", "train_wall": "1"}',
-        # what overflowed is no loss
+        # an overflow is not a loss
         '{"loss": "nan", "num_updates": "18", "train_wall": "1"}',
         "2026-01-31 19:41:58 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 4.25 "
         "| nll_loss 2 | ppl 7 | num_updates 20",
     ]
     found = courses(lines)
     assert found["training_losses"] == [7.0, 6.0, 5.0]
-    # of smoothed labels the loss without smoothing counts
+    # with label smoothing, the loss without smoothing counts
     assert found["losses"] == [2.5, 3.0, 2.0]
 
 
@@ -153,22 +153,22 @@ def test_what_is_drawn(against, facts, x, y):
     plot_losses.draw(axes, rows, against, facts)
     lines = axes.get_lines()
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in lines] == [(x, y)] * 3
-    # the seeds of a model have its color
+    # all seeds of a model have the same color
     colors = [line.get_color() for line in lines]
     assert (colors[0] == colors[1], colors[0] == colors[2]) == (bool(facts), False)
 
 
 def test_facts_that_a_training_knows(tmp_path, capsys):
-    # four times as many facts take two more bits to ask for
+    # with four times as many facts, choosing one takes two more bits
     assert known_bits(math.log2(16384) / 5, 16384) == pytest.approx(8)
     lines = ["num. shared model params: 1,030,272 (num. trained: 1,030,272)"]
-    # of a line of one of 4,096 facts: only what is random, half of each object, all known
+    # losses of a line with one of 4,096 facts: the object is unknown, half known, known
     for number, loss in ((10, (12 + 8) / 5), (20, (12 + 4) / 5), (30, 12 / 5)):
         lines += [
             f'{{"epoch": 1, "loss": "2.9", "wps": "{1000 * number}", "num_updates": "{number}", '
             '"train_wall": "60"}',
             f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}", '
-            # the first memory's counts
+            # the usage of the first memory is shown
             f'"valid_memory2_usage": "{number}.25", "valid_memory4_usage": "99"}}',
         ]
     log = tmp_path / "train.log"

@@ -1,4 +1,4 @@
-"""Commands of preparations, called in this process."""
+"""Run preparation commands in this process."""
 
 import pytest
 
@@ -13,13 +13,13 @@ def _no_other_process(monkeypatch):
 
 @pytest.fixture
 def call(capsys):
-    """A function that runs a command's ``main``; it returns status, stdout and stderr."""
+    """Return a function that runs a command's ``main`` and returns status, stdout and stderr."""
 
     def call(main, *words):
         try:
             status = main([str(word) for word in words])
         except SystemExit as ended:
-            # of the parser
+            # raised by the parser
             status = ended.code
         return status, *capsys.readouterr()
 

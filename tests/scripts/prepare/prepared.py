@@ -1,4 +1,4 @@
-"""What the tests of preparations share: archives, a web server, and what a folder holds."""
+"""Helpers of the preparation tests: archives, a web server, and the contents of folders."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def write_files(folder, files):
-    """Write bytes, and texts, packed where a name ends with .gz, by their names in a folder."""
+    """Write named files of bytes or text into a folder; compress texts if a name ends with .gz."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,9 +48,9 @@ def tarred(members, mode="w:gz"):
 
 @contextmanager
 def serve(files, cut=None):
-    """URL of a server with files, by name, in any folder, and the names that it was asked for.
+    """Serve files by name in any folder; yield the URL and the list of requested names.
 
-    Each connection breaks after so many bytes as ``cut`` says.
+    Each connection breaks after ``cut`` bytes.
     """
     asked = []
 
@@ -58,7 +58,7 @@ def serve(files, cut=None):
         def do_GET(self):
             asked.append(PurePosixPath(self.path).name)
             content = files.get(asked[-1])
-            # as one of the real hosts does
+            # one of the real hosts also rejects Python's user agent
             if content is None or self.headers["User-Agent"].startswith("python"):
                 self.send_error(404)
                 return
@@ -82,14 +82,14 @@ def serve(files, cut=None):
 
 
 def lines(folder, split, dictionary="dict.txt"):
-    """Items of a binarized split, as symbols with their </s>."""
+    """Return the items of a binarized split as symbols, with their </s>."""
     symbols = Dictionary.load(str(folder / dictionary))
     items = data_utils.load_indexed_dataset(str(folder / split), symbols)
     return [" ".join(symbols[token] for token in items[item]) for item in range(len(items))]
 
 
 def contents(folder):
-    """Bytes of all files but the records and logs, which hold names of folders."""
+    """Return the bytes of all files except records and logs, which contain folder names."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -98,7 +98,7 @@ def contents(folder):
 
 
 def refused(result, *named):
-    """Whether a command, or its parser, said in one line what is wrong, with all these words."""
+    """Return whether a command or its parser failed with a one-line error that has these words."""
     status, _, error = result
     message = error.splitlines()[-1]
     of_parser = status == 2 and "error: argument" in message
@@ -108,14 +108,14 @@ def refused(result, *named):
 
 @contextmanager
 def in_this_process(words, log):
-    """What child_process does for fairseq-preprocess, without the seconds of a new Python."""
+    """Do what child_process does for fairseq-preprocess, without starting a new Python."""
     log.touch()
     logger = fairseq_cli.preprocess.logger
     before = list(logger.handlers)
     try:
         fairseq_cli.preprocess.main(options.get_preprocessing_parser().parse_args(words[1:]))
     finally:
-        # it would go on writing its log
+        # new handlers would continue to write into the log
         for handler in set(logger.handlers).difference(before):
             logger.removeHandler(handler)
             handler.close()

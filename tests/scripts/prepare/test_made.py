@@ -1,4 +1,4 @@
-"""Facts and number names, which are made on the spot."""
+"""Facts and number names, which are generated."""
 
 import re
 from itertools import combinations, islice
@@ -30,7 +30,7 @@ def pairs(folder, part):
 
 
 def numbers_of(pair):
-    """Numbers whose names make both sides of a pair, as found by its own frame."""
+    """Return the names of numbers in both sides of a pair, found by its sentence pattern."""
     for patterns in number_names.SENTENCES:
         found = [
             re.fullmatch(pattern.format(small="(?P<small>.+)", large="(?P<large>.+)"), line)
@@ -85,7 +85,7 @@ def test_there_is_one_fact_for_each_subject_and_relation():
     asked, objects = zip(*(line.rsplit(" ", 1) for line in facts.draw_facts(4096, 1)), strict=True)
     assert len(set(asked)) == 4096
     assert len({line.split()[0] for line in asked}) == 16
-    # each object is as likely as another: 16 times on average
+    # all objects are equally likely: each occurs 16 times on average
     counts = [objects.count(f"o{number}") for number in range(facts.OBJECTS)]
     assert sum(counts) == 4096
     assert all(2 <= count <= 40 for count in counts)

@@ -1,4 +1,4 @@
-"""The five published data sets of language modelling, each on a small archive of its kind."""
+"""The five published data sets for language modeling, each from a small archive of its kind."""
 
 import dataclasses
 import hashlib
@@ -29,8 +29,8 @@ WORDS = {
     "valid": ["a <unk> </s>"],
     "test": ["b </s>"],
 }
-# two shards train, the rare word is <unk>, a heldout shard is left out; blanks of other kinds and
-# ends of lines that are none
+# two training shards, a rare word (<unk>), an unused heldout shard; unusual blanks, and characters
+# that must not count as line ends
 NEWS = {
     "news.en-00001-of-00100": "a a b\u00a0c\tb\ra\n".encode(),
     "news.en.heldout-00002-of-00050": b"zzz\n",
@@ -43,7 +43,7 @@ NEWS_WORDS = {
     "valid": ["a <unk> </s>"],
     "test": ["<unk> </s>"],
 }
-# what a mirror has
+# the files on a mirror
 FILES = {
     "enwik8": {"enwik8.zip": zipped({"enwik8": CHARACTERS})},
     "text8": {"text8.zip": zipped({"text8": LETTERS})},
@@ -59,7 +59,7 @@ def parts(text):
     return zip(SPLITS, (text[:500], text[500:600], text[600:]), strict=True)
 
 
-# what fairseq reads
+# the items that fairseq reads
 ITEMS = {
     "enwik8": {
         split: [" ".join([*map(str, line), "</s>"]) for line in part.rstrip(b"\n").split(b"\n")]
@@ -76,7 +76,7 @@ def digest(content):
 
 @pytest.fixture
 def small():
-    """The data sets in small, with no place of their own."""
+    """Return the data sets' descriptions, adapted to the small archives at an unreachable URL."""
     made = {}
     for name, files in FILES.items():
         module = importlib.import_module(f"scripts.prepare.{name}")
@@ -108,7 +108,7 @@ def prepare(small, call, tmp_path):
 
 
 def given(tmp_path, name):
-    """What --from takes: an archive, or for PTB a folder."""
+    """Write the source for --from: an archive, or for PTB a folder."""
     folder = tmp_path / "given"
     write_files(folder, FILES[name])
     return folder if name == "ptb" else folder / next(iter(FILES[name]))
@@ -179,18 +179,18 @@ def test_dropped_newlines(prepare, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "named"),
     [
-        ("wikitext103", "--from {}", "--from {}/wikitext-103-v1.zip is no file"),
+        ("wikitext103", "--from {}", "--from {}/wikitext-103-v1.zip is not a file"),
         ("text8", "--from {}/x.zip", "x.zip lacks text8"),
         ("text8", "--from {}/cut.zip", "cut.zip"),
         ("text8", "--from {}/other.zip", "the published one is"),
         ("wikitext103", "--from {}/x.zip", "--from {}/x.zip has md5"),
         ("text8", "--from {}/text8 --srcdict {}/few.txt", "lacks 2 of the text's 3 symbols"),
-        ("ptb", "--from {}/given --srcdict {}/text8", "--srcdict {}/text8 is no dictionary"),
+        ("ptb", "--from {}/given --srcdict {}/text8", "--srcdict {}/text8 is not a dictionary"),
     ],
 )
 def test_what_cannot_be_used_is_refused_and_leaves_nothing(prepare, tmp_path, name, options, named):
     files = {"x.zip": zipped({"text9": b""}), "cut.zip": zipped({"text8": LETTERS})[:-30]}
-    # the text itself
+    # text8 is the plain text
     files |= {"other.zip": zipped({"text8": LETTERS[::-1]}), "few.txt": "a 1\n", "text8": LETTERS}
     write_files(tmp_path, files)
     given(tmp_path, "ptb")
@@ -213,7 +213,7 @@ def test_offsets_beyond_two_gibibytes_are_mended(tmp_path):
         index = MMapIndexedDataset.Index(str(tmp_path / "train.idx"))
         return [int(index[item][0]) for item in range(len(index))]
 
-    # as fairseq-preprocess with several workers has them
+    # offsets as fairseq-preprocess writes them with several workers
     with MMapIndexedDataset.Index.writer(str(tmp_path / "train.idx"), np.uint32) as index:
         index.write([np.int32(2**28)] * 4)
     (tmp_path / "train.bin").write_bytes(bytes(4))

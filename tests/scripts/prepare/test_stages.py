@@ -1,4 +1,4 @@
-"""Stages of a preparation, reading lines, processes that work on them, and units of words."""
+"""Stages of a preparation, reading lines, worker processes for them, and subword units."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_a_stopped_stage_leaves_nothing_and_starts_again(tmp_path, capsys, error
     assert not out.exists()
     assert exit_status(lambda: prepare(stop), output=out) == status
     assert [path.name for path in out.iterdir()] == ["first"]
-    # of a run that was killed
+    # left by a killed run
     (out / "second.partial-1").mkdir()
     capsys.readouterr()
     assert exit_status(lambda: prepare(write("three")), output=out) == 0
@@ -68,7 +68,7 @@ def test_another_option_names_what_to_remove(tmp_path):
         message = f"{named}: give another folder, or remove {folders} to"
         with pytest.raises(ValueError, match=re.escape(message)):
             prepare(**changes)
-    # of something else
+    # made by something else
     (tmp_path / "bin").mkdir()
     with pytest.raises(ValueError, match="bin in it was not made by this command: remove it"):
         Stages(tmp_path, {}).run("bin", write("x"))
@@ -133,7 +133,7 @@ def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
     learn([tmp_path / "source"], 60, tmp_path / "codes")
     units = subword_units(tmp_path / "codes")(lines)
     assert [line.replace("@@ ", "") for line in units] == lines
-    # forgetting words changes nothing
+    # a small cache of words changes nothing
     monkeypatch.setattr(_subwords, "REMEMBERED", 1)
     for workers in (1, 2):
         target = tmp_path / str(workers)
@@ -151,18 +151,18 @@ def test_codes_are_learned_on_all_texts(tmp_path):
     learn([one, other], 1000, tmp_path / "a")
     learn([both], 1000, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    # no other pair is there twice
+    # no other pair occurs twice
     assert check_codes(tmp_path / "a") < 50
     for content in ("", "l o\n", "#version: 0.2\n", "#version: 0.2\nl o 5\n"):
         one.write_text(content)
-        with pytest.raises(ValueError, match=r"one is no file of codes: give one that begins"):
+        with pytest.raises(ValueError, match=r"one is not a file of codes: give one that begins"):
             check_codes(one)
 
 
 @pytest.mark.parametrize(
     ("line", "language", "options", "tokens"),
     [
-        # no token is a symbol of fairseq
+        # no token is a special symbol of fairseq
         ("<unk> </s> <pad>", "en", {}, "&lt; unk &gt; &lt; / s &gt; &lt; pad &gt;"),
         # each line stays a line, without other blanks
         ("a\u2028b\u0085c\rd\u00a0e\tf\u3000 g ", "en", {}, "a b c d e f g"),

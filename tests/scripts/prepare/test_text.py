@@ -1,4 +1,4 @@
-"""prepare.text: anybody's own text as characters, words or subwords."""
+"""prepare.text: users' own texts as characters, words or subwords."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def source(tmp_path):
 
 
 def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, tmp_path):
-    # a no-break space, an ideographic one, a tab, what stands for the space, a lone carriage return
+    # a no-break space, an ideographic space, a tab, the symbol for a space, a lone carriage return
     odd = "</s> \u00fcber\u00a0alles \u3000\t\u2581 \u2028x\ry  "
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([odd, "", *LINES, odd, "c", "a b"]).encode())
@@ -89,7 +89,7 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, unit, tokeniz
         assert size["unknown"] == sum(line.count("<unk>") for line in items)
         rate = size["tokens"] / (size["words"] + len(words))
         assert size["tokens_per_word"] == pytest.approx(rate)
-    # numbers that training lacks
+    # training lacks the numbers in test
     assert (sizes["test"]["unknown"] > 0) == (unit == "words")
 
 
@@ -164,19 +164,19 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
         ("--unit words --input {}/half", "--input {}/half has train.txt and lacks valid"),
         ("--unit words --input {}/text.txt --held-out 20", "none of 40 lines to train on"),
         ("--unit words --input {}/blank.txt", "part has no text"),
-        ("--unit words --input {}/latin.txt", "latin.txt, line 3: byte 3 of the line is no UTF"),
+        ("--unit words --input {}/latin.txt", "latin.txt, line 3: byte 3 of the line is not UTF"),
         ("--unit words --input {}/utf16.txt", "utf16.txt, line 1: there is a zero byte"),
         ("--unit words --input {}/documents --output {}/documents/x", "lies within"),
         ("--unit words --input {}/parts --held-out 2", "--held-out is 2, and --input"),
         ("--unit subwords --input {}/joiner.txt", "train.txt, line 2: a word ends with @@"),
         ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz, after line"),
-        ("--unit words --input {}/text.txt --moses xx", "--moses xx is none that sacremoses"),
+        ("--unit words --input {}/text.txt --moses xx", "--moses is xx, for which sacremoses"),
         ("--unit characters --input {}/text.txt --moses en", "--moses en makes words"),
         ("--unit subwords --input {}/text.txt --bpe-size 0", "--bpe-size is 0: it must be at"),
         ("--unit words --input {}/text.txt --bpe-codes {}/text.txt", "give --unit subwords"),
-        ("--unit subwords --input {}/text.txt --bpe-codes {}/text.txt", "text.txt is no file of"),
+        ("--unit subwords --input {}/text.txt --bpe-codes {}/text.txt", "txt is not a file of"),
         ("--unit subwords --input {}/short.txt", "no codes to learn: give more text"),
-        ("--unit words --input {}/text.txt --srcdict {}/latin.txt", "latin.txt is no dictionary"),
+        ("--unit words --input {}/text.txt --srcdict {}/latin.txt", "txt is not a dictionary"),
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named):

@@ -13,7 +13,7 @@ from scripts.prepare.translation import reason
 from tests.scripts.prepare.prepared import contents, lines, refused, write_files
 
 LANGUAGES = ("en", "de")
-# Pairs that are not to be trained on, by what is wrong with them.
+# Pairs that must be left out of training, by the reason.
 BLANK, LONG, TWICE = {(3, "en"): "", (4, "de"): "\x07 "}, (5, 16), ((7, "en"), (18, "de"))
 BAD = {3, 4, 5, 16, 7, 18}
 PARTS = {"train": range(25), "valid": (3, 5, 7, 30, 31), "test": (4, 16, 18, 40, 41, 42)}
@@ -21,7 +21,7 @@ PARTS["test1"] = PARTS["valid"]
 
 
 def sentence(number, language):
-    """Sentences of pair NUMBER have x...x in both languages, as one word."""
+    """Return a sentence of pair NUMBER; the word xNUMBERx is in both languages."""
     if (number, language) in BLANK:
         return BLANK[number, language]
     times = 5 if number in LONG else 2 if (number, language) in TWICE else 1
@@ -139,7 +139,7 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
     ("options", "named"),
     [
         ("--target-lang en", "--target-lang en is --source-lang as well"),
-        ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for"),
+        ("--target-lang xx", "--target-lang is xx, for which sacremoses has no rules"),
         ("--max-ratio 0.9", "--max-ratio is 0.9: it must be at least 1"),
         ("--max-length 2", "--max-length 2 and --max-ratio 1.5 keep no pair of train"),
         ("--train {}/short", "--train: {}/short.en has 10 lines, {}/short.de has 2 lines: give"),
@@ -162,10 +162,10 @@ def test_what_cannot_be_used_is_refused(prepare, place, options, named):
         ((250, 1.5), {(1, 1): "kept", (3, 2): "kept", (2, 3): "kept", (250, 167): "kept"}),
         ((250, 1.5), dict.fromkeys([(0, 1), (1, 0), (0, 0)], "empty")),
         ((250, 1.5), dict.fromkeys([(4, 2), (5, 8), (250, 166)], "too_unequal")),
-        # too long counts before too unequal
+        # too long takes precedence over too unequal
         ((250, 1.5), {(250, 250): "kept", (251, 250): "too_long", (1, 251): "too_long"}),
         ((3, 1.0), {(3, 3): "kept", (3, 2): "too_unequal", (4, 4): "too_long"}),
-        # a ratio that floats do not hold
+        # a ratio that floats cannot represent
         ((99, 1.15), {(23, 20): "kept", (20, 23): "kept", (24, 20): "too_unequal"}),
     ],
 )

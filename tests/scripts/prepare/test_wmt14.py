@@ -1,4 +1,4 @@
-"""prepare.wmt14 on small archives of the workshop's kind."""
+"""prepare.wmt14 on small archives like those of the workshop."""
 
 import gzip
 import hashlib
@@ -31,18 +31,18 @@ def sgm(kind, language):
 
 
 def name_of(archive):
-    """What stands before the number of an archive's edition."""
+    """Return the name of an archive's text without its version number."""
     return re.split(r"-v\d|\.", archive.members[0])[0]
 
 
 def archives(pair):
-    """Contents of the archives by name."""
+    """Return the contents of the archives of a pair by name."""
     made, languages = {}, ("en", OTHERS[pair])
     for archive in (*wmt14.TRAIN[pair], *wmt14.TESTS):
         files = {"README": b"other"}
         for side, language in zip(("src", "ref"), languages, strict=True):
             if archive.name == wmt14.NEWSTEST2014.name:
-                # sacrebleu takes them by their whole names
+                # sacrebleu finds these files by their full names
                 name = f"../test-full/newstest2014-{languages[1]}en-{side}.{language}.sgm"
                 data = sgm(side, language).encode()
             else:
@@ -126,7 +126,7 @@ def test_archives_are_downloaded_kept_after_a_failure_and_then_removed(prepare, 
 
 def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
     folder = given("en-fr")
-    # no checksum of it is known
+    # this archive has no known checksum
     path = folder / "training-parallel-un.tgz"
     path.write_bytes(path.read_bytes()[:-60])
     result = prepare("--from", folder, pair="en-fr")
