@@ -35,7 +35,7 @@ from benchmarks.measure import (
     multiply_add_rate,
 )
 from benchmarks.plot import draw, summarise
-from benchmarks.published import CHECKOUTS
+from benchmarks.published import URLS
 from scripts._shared.command_line import check_at_least, exit_status, make_output_folder
 from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"\n{name}\n", flush=True)
         try:
             differences[name] = largest_differences(case, device)
-            measured = measure(case, options.dtype, device, options.turns, selection.own_memory)
+            measured = measure(case, options.dtype, device, options.turns, selection.measure_memory)
         except torch.OutOfMemoryError as error:
             left_out[name] = str(error)
             print(f"left out: {error}")
@@ -121,8 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--quick", action="store_true", help="small cases that only show that every model runs")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
     add("--dtype", nargs="+", choices=DTYPES, default=[FP32], help="one or more (fp32)")
-    urls = ", ".join(checkout.url for checkout in CHECKOUTS.values())
-    add("--original", nargs="+", type=Path, default=[], help=f"checkouts of {urls}")
+    add("--original", nargs="+", type=Path, default=[], help=f"checkouts of {URLS}")
     add("--turns", type=int, default=7, help="number of timed turns (7)")
     add(
         "--threads",

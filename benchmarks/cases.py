@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.kernels import attention_case, search_case
 from benchmarks.language_models import Reading, all_attention_case, transformer_xl_case
-from benchmarks.measure import EVALUATION, PUBLISHED, TRAINING, Case, Setting, peak_memory
+from benchmarks.measure import EVALUATION, MODES, PUBLISHED, TRAINING, Case, Setting, peak_memory
 from benchmarks.product_key_memory import memory_case
 from benchmarks.published import import_published
 from benchmarks.weighted_transformer import translation_case
@@ -22,7 +22,6 @@ PAPERS = (
     *("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer"),
     "kernels",
 )
-MODES = TRAINING, EVALUATION
 # makes glibc return freed memory at once; by default it keeps up to a third of the peak
 MEASURED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
@@ -116,7 +115,7 @@ class Selection(NamedTuple):
             cases = all_cases(self.device.type == "cuda", published)
         return {str(case): case for case in cases if case.paper in (self.papers or PAPERS)}
 
-    def own_memory(self, case: Case, model: str, dtype: str) -> int:
+    def measure_memory(self, case: Case, model: str, dtype: str) -> int:
         """Return the peak of the bytes that a model adds to a separate process."""
         # all processes are forked from one server, which has imported this module
         context = get_context("forkserver")

@@ -97,4 +97,4 @@ def search_case(slots: int, tokens: int) -> Case:
     }
     name = f"search among {slots:,} slots, 4 heads"
     # of nearly equal scores at the last rank, either may be found
-    return Case("kernels", name, EVALUATION, tokens, models, tolerance=1e-5, agreeing=0.99)
+    return Case("kernels", name, EVALUATION, tokens, models, tolerance=1e-5, min_agreement=0.99)

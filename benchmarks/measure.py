@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
 PUBLISHED = "published code"
-TRAINING, EVALUATION = "training", "evaluation"
+MODES = TRAINING, EVALUATION = ("training", "evaluation")
 # A product this large keeps every unit busy; a GPU needs a larger one.
 PRODUCT_WIDTH = {"cpu": 2048, "cuda": 8192}
 RATE_REPEATS = 12
@@ -76,7 +76,7 @@ class Case:
         models: the models by name; the first is this package's.
         title: our model's name in plots; "" keeps the case out of plots.
         tolerance: largest allowed difference of outputs in fp32.
-        agreeing: share of the outputs that must be within the tolerance.
+        min_agreement: share of the outputs that must be within the tolerance.
     """
 
     paper: str
@@ -86,7 +86,7 @@ class Case:
     models: Mapping[str, Model]
     title: str = ""
     tolerance: float = 2e-4
-    agreeing: float = 1.0
+    min_agreement: float = 1.0
 
     @property
     def ours(self) -> str:
@@ -148,7 +148,7 @@ def largest_differences(case: Case, device: torch.device) -> dict[str, float]:
     for name in others:
         difference = ours - case.build(name, setting).outputs().flatten(1)
         of_rows = difference.abs().amax(1).sort().values
-        found[name] = of_rows[int(case.agreeing * (len(of_rows) - 1))].item()
+        found[name] = of_rows[int(case.min_agreement * (len(of_rows) - 1))].item()
         if not (found[name] <= case.tolerance and difference.isfinite().all()):
             remedy = "; give an unchanged checkout" if name.startswith(PUBLISHED) else ""
             raise ValueError(
@@ -164,13 +164,12 @@ def measure(
     dtypes: Sequence[str],
     device: torch.device,
     turns: int,
-    memory_of: Callable[[Case, str, str], int],
+    measure_memory: Callable[[Case, str, str], int],
 ) -> list[Row]:
     """Time the models of a case, which take turns, A B C A B C, after a warm-up turn of each."""
+    case_names = case.paper, case.name, case.mode
     rows = [
-        Row(
-            case.paper, case.name, case.mode, name, dtype, case.tokens, memory_of(case, name, dtype)
-        )
+        Row(*case_names, name, dtype, case.tokens, measure_memory(case, name, dtype))
         for dtype in dtypes
         for name, model in case.models.items()
         if dtype in model.dtypes
@@ -203,8 +202,8 @@ def seconds_of(work: Callable[[], object]) -> float:
 def multiply_add_rate(dtype: str, device: torch.device) -> float:
     """Return the multiply-adds per second in products of large square matrices, best of several."""
     width = PRODUCT_WIDTH[device.type]
-    of = torch.float32 if dtype == FP32 else torch.bfloat16
-    left, right = (torch.randn(width, width, device=device).to(of) for _ in range(2))
+    torch_dtype = torch.float32 if dtype == FP32 else torch.bfloat16
+    left, right = (torch.randn(width, width, device=device).to(torch_dtype) for _ in range(2))
     out = left @ right
     return width**3 / min(
         seconds_of(lambda: torch.mm(left, right, out=out)) for _ in range(RATE_REPEATS)

@@ -13,13 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import EVALUATION, FP32, PUBLISHED, TRAINING, Case, Row
+from benchmarks.measure import FP32, MODES, PUBLISHED, Case, Row
 from scripts._shared.command_line import exit_status
 from scripts._shared.commands import ROOT
 from scripts._shared.results import save_plot
 
 RECORD, PICTURE = ROOT / "docs" / "speed.json", ROOT / "docs" / "speed.png"
-MODES = (TRAINING, EVALUATION)
 
 
 def summarise(cases: Iterable[Case], rows: list[Row]) -> list[dict[str, Any]]:
@@ -47,8 +46,8 @@ def summarise(cases: Iterable[Case], rows: list[Row]) -> list[dict[str, Any]]:
 def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draw a bar for each row and mode: how many times as fast ours is."""
     height = 0.8 / len(MODES)
-    for place, mode in enumerate(MODES):
-        positions = [number + (place - 0.5) * height for number in range(len(rows))]
+    for index, mode in enumerate(MODES):
+        positions = [number + (index - 0.5) * height for number in range(len(rows))]
         bars = axes.barh(positions, [row[mode] for row in rows], height, label=mode)
         axes.bar_label(bars, fmt=" %g", fontsize="small")
     names = [f"{row['model']}\nbeside {row['rival']}" for row in rows]

@@ -157,5 +157,5 @@ def memory_case(
             models[PUBLISHED + name] = Model(partial(build, theirs, optimizers), same=True)
     name = f"{slots:,} slots, {heads} heads, {knn} slots a head"
     # of nearly equal scores at the last rank, either may be found
-    close = {"tolerance": 1e-5, "agreeing": 0.99}
+    close = {"tolerance": 1e-5, "min_agreement": 0.99}
     return Case("product_key_memory", name, mode, tokens, models, title, **close)

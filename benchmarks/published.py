@@ -35,13 +35,13 @@ class Checkout(NamedTuple):
     url: str
     module: str
     name: str
-    places: tuple[str, ...] = ("",)
+    import_folders: tuple[str, ...] = ("",)
 
     def find(self, path: Path) -> list[str]:
         """Return the folders to import from in a checkout; [] if it is of other code."""
-        places = [path.resolve() / place for place in self.places]
+        folders = [path.resolve() / folder for folder in self.import_folders]
         file = self.module.replace(".", "/") + ".py"
-        return [*map(str, places)] if (places[0] / file).is_file() else []
+        return [*map(str, folders)] if (folders[0] / file).is_file() else []
 
 
 CHECKOUTS = {
@@ -58,6 +58,7 @@ CHECKOUTS = {
         "https://github.com/facebookresearch/XLM", "xlm.model.memory.memory", "HashingMemory"
     ),
 }
+URLS = ", ".join(checkout.url for checkout in CHECKOUTS.values())
 
 
 def import_published(paths: Sequence[Path]) -> dict[str, type[nn.Module]]:
@@ -65,19 +66,18 @@ def import_published(paths: Sequence[Path]) -> dict[str, type[nn.Module]]:
     found = {}
     for path in paths:
         for paper, checkout in CHECKOUTS.items():
-            if places := checkout.find(path):
-                found[paper] = _import(checkout, path, places)
+            if folders := checkout.find(path):
+                found[paper] = _import(checkout, path, folders)
                 break
         else:
-            urls = ", ".join(checkout.url for checkout in CHECKOUTS.values())
-            raise ValueError(f"--original is {path}: give checkouts of {urls}")
+            raise ValueError(f"--original is {path}: give checkouts of {URLS}")
     return found
 
 
-def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module]:
+def _import(checkout: Checkout, path: Path, folders: list[str]) -> type[nn.Module]:
     known = set(sys.modules)
     with (
-        mock.patch.object(sys, "path", places + sys.path),
+        mock.patch.object(sys, "path", folders + sys.path),
         # Transformer-XL's code parses the version's two numbers, which it does not need
         mock.patch.object(torch.version, "cuda", torch.version.cuda or "0.0"),
         # the memory's code prints that faiss is missing, which it does not need
@@ -93,8 +93,8 @@ def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module
         finally:
             # other code may use module names such as models and utils
             for name in set(sys.modules) - known:
-                file = getattr(sys.modules[name], "__file__", None) or places[0]
-                if any(Path(file).is_relative_to(place) for place in places):
+                file = getattr(sys.modules[name], "__file__", None) or folders[0]
+                if any(Path(file).is_relative_to(folder) for folder in folders):
                     del sys.modules[name]
 
 

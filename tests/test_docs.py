@@ -13,12 +13,12 @@ import pytest
 from benchmarks import plot
 from scripts.docs import tables
 from scripts.prepare import _binarize, python_source
-from tests.end_to_end.commands import PLUGIN, ROOT, forked, run
+from tests.end_to_end.commands import PLUGIN, ROOT, run, run_forked
 from tests.scripts.evaluate.saved_memory_models import write_all
 
 # the packages of the papers, and those that two or all of them share
-ROOMS = ("transformer_xl", "all_attention", "segment_language_model", "product_key_memory")
-ROOMS += ("weighted_transformer", "python_interface")
+PACKAGES = ("transformer_xl", "all_attention", "segment_language_model", "product_key_memory")
+PACKAGES += ("weighted_transformer", "python_interface")
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [
@@ -42,8 +42,8 @@ def test_the_table_of_the_code_names_every_file():
         for (target,) in (source, *others):
             assert (DOCS / target).is_file(), row
         listed.add((DOCS / source[0]).resolve())
-    for room in ROOMS:
-        files = {path for path in (PLUGIN / room).glob("*.py") if path.name != "__init__.py"}
+    for package in PACKAGES:
+        files = {path for path in (PLUGIN / package).glob("*.py") if path.name != "__init__.py"}
         missing = sorted(str(path.relative_to(ROOT)) for path in files - listed)
         assert not missing, f"docs/code.md has no row for {missing}"
 
@@ -73,8 +73,8 @@ def test_pages_and_the_picture_show_the_recorded_speed(tmp_path):
     quoted = re.findall(r"\| (\d+\.\d+)\W \| (\d+\.\d+)\W \|$", PAGES["README.md"], re.MULTILINE)
     for row, line, numbers in zip(rows, table, quoted, strict=True):
         figures = [row["training"], row["evaluation"]]
-        told = [re.findall(r"\d+\.\d+", cell)[0] for cell in line.strip("|").split("|")[1:3]]
-        assert figures == list(map(float, told)), line
+        written = [re.findall(r"\d+\.\d+", cell)[0] for cell in line.strip("|").split("|")[1:3]]
+        assert figures == list(map(float, written)), line
         assert [round(figure, 1) for figure in figures] == list(map(float, numbers)), line
     assert plot.main(["--output", str(tmp_path / "speed.png")]) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
@@ -110,7 +110,7 @@ def folder(tmp_path):
         source = f"def f{number}(x):\n    x += {number}\n    return x\n"
         (library / f"m{number:03}.py").write_text(source * 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "child_process", forked)
+        patch.setattr(_binarize, "child_process", run_forked)
         patch.setattr(python_source, "WORKERS", 1)
         python_source.prepare(tmp_path / "quickstart" / "data", library, subwords=60)
     return tmp_path
@@ -152,9 +152,9 @@ def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
     names = {}
     for code in re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL):
         exec(code, names)
-    told = capsys.readouterr().out
-    assert told.startswith(f"{names['score']}\n['")
-    assert "\ndef" in told
-    assert len(ast.literal_eval(told.splitlines()[-1])) == 2
+    output = capsys.readouterr().out
+    assert output.startswith(f"{names['score']}\n['")
+    assert "\ndef" in output
+    assert len(ast.literal_eval(output.splitlines()[-1])) == 2
     assert names["both"].tokens == names["score"].tokens
     assert names["both"].log_probs == pytest.approx(names["score"].log_probs, abs=1e-5)

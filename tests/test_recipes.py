@@ -116,10 +116,10 @@ def value(given, flag):
 @pytest.mark.parametrize(("paper", "name"), LISTED)
 def test_a_recipe_builds_the_model_of_the_list(paper, name):
     """Counts in the list are in millions, rounded to the digits shown."""
-    _, told = LISTED[paper, name]
-    millions, number = parameters(paper, name) / 1e6, told.split("M")[0].replace(",", "")
+    _, listed = LISTED[paper, name]
+    millions, number = parameters(paper, name) / 1e6, listed.split("M")[0].replace(",", "")
     assert f"{millions:.{len(number.partition('.')[2])}f}" == number
-    published = re.search(r"paper (\d+)M", told)
+    published = re.search(r"paper (\d+)M", listed)
     if published:
         # the paper rounds or has another vocabulary; for WikiText-103 large it counts other parts
         assert millions == pytest.approx(int(published[1]), rel=0.11)
@@ -129,20 +129,20 @@ def test_a_recipe_builds_the_model_of_the_list(paper, name):
 def test_a_recipe_has_the_flags_of_the_table(paper, table, name):
     heads, *rows = FLAGS[paper][table]
     column = heads.index(f"`{name}`")
-    told = {flag: row[column] for row in rows for flag in re.findall(r"`([\w-]+)`", row[1])}
+    cells = {flag: row[column] for row in rows for flag in re.findall(r"`([\w-]+)`", row[1])}
     overrides = {}
     if table == 0:
         given = training(paper, name)
         present = set_options(words(paper, name, "train"), given.arch)
-        assert present - NOT_IN_A_TABLE <= set(told)
+        assert present - NOT_IN_A_TABLE <= set(cells)
         (count,) = (row[column] for row in rows if row[1] == "parameters")
         assert f"{parameters(paper, name):,}" == count
     else:
         given = evaluation(paper, name)
         present = overrides = ast.literal_eval(given.model_overrides)
-        assert set_options(words(paper, name, "evaluate")) - NOT_IN_A_TABLE <= set(told)
-        assert set(overrides) <= set(told)
-    for flag, cell in told.items():
+        assert set_options(words(paper, name, "evaluate")) - NOT_IN_A_TABLE <= set(cells)
+        assert set(overrides) <= set(cells)
+    for flag, cell in cells.items():
         if cell == ABSENT:
             assert flag not in present
         elif flag in ("--mem-len", "--tokens-per-sample-valid") and value(given, flag) is None:

@@ -21,7 +21,7 @@ SHORTER = {r"--max-update \d+": "--max-update 20", r"source\(textwrap\)": "sourc
 LIMIT = 420
 
 
-def be_jupyter(folder):
+def run_notebook(folder):
     """Execute the code cells in one namespace; save each one's output and number of figures."""
     os.environ["MPLBACKEND"] = "agg"
     import matplotlib.pyplot as plt
@@ -48,7 +48,7 @@ def saved(cell):
 
 @pytest.mark.slow
 def test_every_cell_prints_and_draws_what_is_saved_of_it(tmp_path):
-    process = FORK_SERVER.Process(target=be_jupyter, args=(tmp_path,))
+    process = FORK_SERVER.Process(target=run_notebook, args=(tmp_path,))
     process.start()
     try:
         process.join(LIMIT)

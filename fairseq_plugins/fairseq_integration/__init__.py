@@ -1,4 +1,4 @@
-"""Workarounds for fairseq that all rooms (the subpackages with models) share.
+"""Workarounds for fairseq that all subpackages with models share.
 
 docs/fairseq.md lists what they change in fairseq, and why.
 """

@@ -37,11 +37,11 @@ def check_training(cfg: Any, model: nn.Module) -> None:
     ``cfg`` is the model's part of fairseq's configuration, or all parsed options.
     """
     wanted = _collect_options(cfg)
-    for option, fine, remedy in _NEVER:
-        if wanted.get(option, fine[0]) not in fine:
+    for option, valid, remedy in _NEVER:
+        if wanted.get(option, valid[0]) not in valid:
             raise ValueError(f"{flag(option)} is {wanted[option]}: {remedy}")
-    for option, fine, remedy in _WITH_RULES:
-        if wanted.get(option, fine[0]) not in fine and (name := _find_module_with_rules(model)):
+    for option, valid, remedy in _WITH_RULES:
+        if wanted.get(option, valid[0]) not in valid and (name := _find_module_with_rules(model)):
             raise ValueError(
                 f"{flag(option)} is {wanted[option]}: parameters of {name} have an update rule or "
                 f"a constraint, which this option ignores; {remedy}"
@@ -76,20 +76,20 @@ def check_devices() -> None:
     distributed_utils.call_main = functools.wraps(theirs)(functools.partial(_call_main, theirs))
 
 
-def _call_main(theirs: Callable[..., Any], cfg: Any, main: Callable[..., Any], **more: Any) -> Any:
+def _call_main(call: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
     gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
-    lacking = "--cpu is given" if cfg.common.cpu else "there is none"
+    no_gpu_because = "--cpu is given" if cfg.common.cpu else "there is none"
     trains, workers = cfg.common_eval.path is None, cfg.distributed_training
     on_cpu = cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16
     if trains and cfg.common.fp16 and not (gpus or cfg.common.tpu or on_cpu):
         raise ValueError(
-            f"--fp16 needs a GPU, and {lacking}: add --fp16-no-flatten-grads, or give --bf16"
+            f"--fp16 needs a GPU, and {no_gpu_because}: add --fp16-no-flatten-grads, or give --bf16"
         )
     size, spawns = workers.distributed_world_size, not workers.distributed_no_spawn
     if size > 1 and spawns and not (gpus or cfg.common.tpu):
         raise ValueError(
-            f"--distributed-world-size is {size}, which needs {size} GPUs, and {lacking}: give "
-            "--distributed-world-size 1, or start each worker separately with "
+            f"--distributed-world-size is {size}, which needs {size} GPUs, and {no_gpu_because}: "
+            "give --distributed-world-size 1, or start each worker separately with "
             "--distributed-no-spawn (docs/training.md)"
         )
-    return theirs(cfg, main, **more)
+    return call(cfg, main, **kwargs)

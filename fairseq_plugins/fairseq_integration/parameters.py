@@ -31,13 +31,13 @@ class Float32Module(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Module:
-        def but_not_to_half(tensor: Tensor) -> Tensor:
+        def apply_unless_half(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             # fn has rounded the tensor, so move the original instead
             rounded = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device) if rounded else moved
 
-        return super()._apply(but_not_to_half, recurse)
+        return super()._apply(apply_unless_half, recurse)
 
 
 class UpdateRule:

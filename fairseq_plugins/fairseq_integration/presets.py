@@ -41,7 +41,7 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
     options = MODEL_DATACLASS_REGISTRY[model]
     for name, values in [(model, {}), *presets.items()]:
         _PRESETS[name] = options
-        complete = partial(_complete_without_tpu, partial(_complete_parsed, values))
+        complete = partial(_complete_parsed, values)
         if name == model:
             # fairseq has registered this name
             ARCH_CONFIG_REGISTRY[name] = complete
@@ -113,8 +113,8 @@ def _add_newer_options(cfg: Any, options: type) -> None:
     """Set options that are newer than a checkpoint to their defaults."""
     for option in _list_options(options):
         # only configurations have interpolations: models complete parsed options by themselves
-        of_configuration = str(option.default).startswith("${") and not OmegaConf.is_config(cfg)
-        if not hasattr(cfg, option.name) and not of_configuration:
+        unresolvable = str(option.default).startswith("${") and not OmegaConf.is_config(cfg)
+        if not hasattr(cfg, option.name) and not unresolvable:
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
                 setattr(cfg, option.name, option.default)
 

@@ -14,8 +14,8 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 PACKAGE = "fairseq_plugins"
-# subpackages; REGISTERS of each lists its files with models, tasks, losses or optimizers
-ROOMS = (
+# REGISTERS of each lists its files with models, tasks, losses or optimizers
+SUBPACKAGES = (
     "segment_language_model",
     "transformer_xl",
     "all_attention",
@@ -31,7 +31,7 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _AfterFairseq)]
+    sys.meta_path[:] = [hook for hook in sys.meta_path if not isinstance(hook, _AfterFairseq)]
     fairseq = _import_fairseq()
     if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
         raise ImportError(
@@ -42,9 +42,9 @@ def register() -> None:
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "compat"):
         numpy.compat = SimpleNamespace(long=int)
-    for room in ROOMS:
-        for file in importlib.import_module(f"{PACKAGE}.{room}").REGISTERS:
-            importlib.import_module(f"{PACKAGE}.{room}.{file}")
+    for subpackage in SUBPACKAGES:
+        for file in importlib.import_module(f"{PACKAGE}.{subpackage}").REGISTERS:
+            importlib.import_module(f"{PACKAGE}.{subpackage}.{file}")
     changes = {
         "safe_loading": ("allow_option_containers", "read_checkpoints_safely"),
         "checkpoint_files": ("write_checkpoints_whole",),
@@ -61,8 +61,8 @@ def register() -> None:
             getattr(module, function)()
 
 
-def register_with_room() -> None:
-    """Register when a room is imported, unless only its layers are (by ``modules``)."""
+def register_with_subpackage() -> None:
+    """Register when a subpackage is imported, unless only its layers are (by ``modules``)."""
     if f"{PACKAGE}.modules" not in sys.modules:
         try:
             register()
@@ -83,7 +83,7 @@ def _import_fairseq() -> ModuleType:
     """Import fairseq, and restore the logging setup, which some of its tasks change."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
-    already = "fairseq" in sys.modules
+    was_imported = "fairseq" in sys.modules
     try:
         return importlib.import_module("fairseq")
     except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def _import_fairseq() -> ModuleType:
             name="fairseq",
         ) from error
     finally:
-        if not already:
+        if not was_imported:
             root.setLevel(level)
             root.handlers[:] = handlers
 
@@ -106,8 +106,8 @@ class _AfterFairseq(MetaPathFinder):
         """Find fairseq with the other finders."""
         if name != "fairseq":
             return None
-        others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
-        spec = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
+        others = (hook for hook in sys.meta_path if hook is not self and hasattr(hook, "find_spec"))
+        spec = next(filter(None, (hook.find_spec(name, path, target) for hook in others)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -129,9 +129,9 @@ def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> Non
     """Step a plateau scheduler after an epoch: fairseq writes the checkpoint before this step."""
     if not isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
         return
-    place = state["train_iterator"]
-    if place["iterations_in_epoch"] == 0 and state["val_loss"] is not None:
-        trainer.lr_step(place["epoch"] - 1, state["val_loss"])
+    position = state["train_iterator"]
+    if position["iterations_in_epoch"] == 0 and state["val_loss"] is not None:
+        trainer.lr_step(position["epoch"] - 1, state["val_loss"])
 
 
 @contextmanager

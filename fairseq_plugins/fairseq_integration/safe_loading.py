@@ -88,7 +88,7 @@ def load_safely(
         # torch ignores flipped bits
         problem = "" if is_whole(path) else "a checksum in it is wrong"
     else:
-        problem = _what_is_cut(path)
+        problem = _find_damage(path)
     if problem:
         raise DamagedError(f"{name} is cut short or damaged ({problem})")
     try:
@@ -117,7 +117,7 @@ def load_safely(
         ) from error
 
 
-def _what_is_cut(path: str | Path) -> str:
+def _find_damage(path: str | Path) -> str:
     """Return what is wrong with a file that is not an archive; "" if it predates PyTorch 1.6."""
     with open(path, "rb") as file:
         start = file.read(4)
@@ -196,8 +196,8 @@ def _find_missing_part(content: Any) -> str:
 
 def _find_newest_whole(path: str) -> Path | None:
     """Return the newest complete checkpoint in the same folder, if there is one."""
-    beside = Path(path).parent.glob("checkpoint*.pt")
+    siblings = Path(path).parent.glob("checkpoint*.pt")
     # skip broken links
-    others = [other for other in beside if other != Path(path) and other.is_file()]
+    others = [other for other in siblings if other != Path(path) and other.is_file()]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
     return next(filter(is_whole, newest_first), None)

@@ -175,19 +175,19 @@ class _ScorePairs(torch.autograd.Function):
         queries, subkeys, slots = ctx.saved_tensors
         n = subkeys.size(2)
         keys = to_single_precision(subkeys).flatten(0, 1)
-        of_queries, of_keys = torch.empty_like(queries), torch.zeros_like(keys)
+        grad_queries, grad_keys = torch.empty_like(queries), torch.zeros_like(keys)
         with without_autocast(queries):
-            for part, halves, of_scores in _split_queries(queries, keys):
+            for part, halves, grad_scores in _split_queries(queries, keys):
                 # (N, H, k) -> (H·halves, N, k): a sub-key can be in several pairs
                 selected = slots[part].transpose(0, 1)
                 numbers = torch.stack([selected // n, selected % n], dim=1).flatten(0, 1)
-                of_sums = grad[part].transpose(0, 1).repeat_interleave(2, 0)
-                of_scores.zero_().scatter_add_(-1, numbers, of_sums)
+                grad_sums = grad[part].transpose(0, 1).repeat_interleave(2, 0)
+                grad_scores.zero_().scatter_add_(-1, numbers, grad_sums)
                 # (H·halves, N, n), (H·halves, n, d_q/2) -> (N, H, d_q)
-                of_halves = torch.bmm(of_scores, keys).unflatten(0, (-1, 2))
-                of_queries[part] = of_halves.permute(2, 0, 1, 3).flatten(2)
-                of_keys.baddbmm_(of_scores.mT, halves)
-        return of_queries, of_keys.view_as(subkeys).to(subkeys.dtype), None, None
+                grad_halves = torch.bmm(grad_scores, keys).unflatten(0, (-1, 2))
+                grad_queries[part] = grad_halves.permute(2, 0, 1, 3).flatten(2)
+                grad_keys.baddbmm_(grad_scores.mT, halves)
+        return grad_queries, grad_keys.view_as(subkeys).to(subkeys.dtype), None, None
 
 
 def _split_queries(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -106,10 +106,10 @@ class _WriteRows(torch.autograd.Function):
             rows = rows.masked_fill(~counted, NO_ROW)
             touched, grads = row_gradients(rows, weights, grad, ctx.spare)
         if ctx.sparse:
-            of_values = rows_as_gradient(touched, grads, ctx.shape, padded)
+            grad_values = rows_as_gradient(touched, grads, ctx.shape, padded)
         else:
-            of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
-        return grad, of_values, None, None, None, None, None
+            grad_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
+        return grad, grad_values, None, None, None, None, None
 
 
 class SpareRows:
@@ -177,7 +177,7 @@ def row_gradients(
     by_row, reads = rows.flatten().sort()
     counted = by_row.ne(NO_ROW)
     changes = _find_changes(by_row) & counted
-    count, length = read_numbers(changes.sum(), counted.sum())
+    count, length = torch.stack([changes.sum(), counted.sum()]).tolist()
     reads = reads[:length]
     starts = _find_starts(changes, count)
     touched = by_row[starts]
@@ -269,11 +269,6 @@ def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
     return rows_as_gradient(
         _take_rows(by_row, _find_starts(changes, size)), summed, one.shape, True
     )
-
-
-def read_numbers(*numbers: Tensor) -> list[int]:
-    """Return integers from tensors of one number; the host waits once for all."""
-    return torch.stack(numbers).tolist()
 
 
 def _find_changes(by_row: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from fairseq_plugins.python_interface.scoring import (
 )
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.evaluation import loss_unit
-from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
+from fairseq_plugins.segment_language_model.generation import allow_unlikely_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
@@ -267,7 +267,7 @@ class LanguageModel(LoadedModel):
         if not stop_at_newline:
             end_by_length(generator)
         if sampling and not self.reads_streams:  # the segment task does this itself
-            draw_prompts(generator)
+            allow_unlikely_prompts(generator)
         prefix = tokens.unsqueeze(0).to(self.device)
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
         lengths = source.new_tensor([source.size(1)])

@@ -217,8 +217,8 @@ def _load(
         # torch's last line says which weights do not fit, also if our error wraps it
         own = error.__cause__ if isinstance(error, MisfitError) else None
         lines = str(own or error).splitlines()
-        told = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
-        raise ValueError(f"{file} with the dictionary in {folder}: {told.strip()}") from error
+        reason = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
+        raise ValueError(f"{file} with the dictionary in {folder}: {reason.strip()}") from error
     return model.eval(), task
 
 

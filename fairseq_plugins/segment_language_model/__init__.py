@@ -3,8 +3,8 @@
 Transformer-XL and all-attention share what is here: task, streams, decoder, attention, loss.
 """
 
-from fairseq_plugins.fairseq_integration.registration import register_with_room
+from fairseq_plugins.fairseq_integration.registration import register_with_subpackage
 
 REGISTERS = ("loss", "task")
 
-register_with_room()
+register_with_subpackage()

@@ -252,11 +252,11 @@ class _WindowAttention(torch.autograd.Function):
                     by_distance[..., far] += by_distance[..., :far].sum(dim=-1)
                 # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F) x (G, K + 1 - F, d_h)
                 grouped = by_distance.view(rows.size(0), -1, block.keys + 1)[..., far:]
-                asked = content_query if position_query is None else position_query
-                asked = block.of_queries(asked).reshape(rows.size(0), -1, rows.size(2))
-                block.of_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ asked)
+                queries = content_query if position_query is None else position_query
+                queries = block.of_queries(queries).reshape(rows.size(0), -1, rows.size(2))
+                block.of_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ queries)
                 if position_query is None:
-                    grad_query.view(asked.shape).baddbmm_(grouped, rows)
+                    grad_query.view(queries.shape).baddbmm_(grouped, rows)
                 else:
                     block.of_queries(grad_position_query).copy_((grouped @ rows).view(*shape, -1))
             block.of_queries(grad_content_query).flatten(0, 1).copy_(grad_query)

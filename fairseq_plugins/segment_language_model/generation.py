@@ -49,7 +49,7 @@ def prompts(
     )
 
 
-def sentences(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tensor) -> Tensor:
+def prompt_targets(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tensor) -> Tensor:
     """Return the targets of prompts (B, T) with ``src_lengths`` (B,): ``</s>`` moves to the end."""
     target = torch.full_like(src_tokens, dictionary.pad())
     target[:, :-1] = src_tokens[:, 1:]
@@ -100,7 +100,7 @@ def end_by_length(generator: Any) -> Any:
     return generator
 
 
-def draw_prompts(generator: Any) -> Any:
+def allow_unlikely_prompts(generator: Any) -> Any:
     """Let fairseq's ``generator`` sample after unlikely prompts.
 
     fairseq also samples the prompt's symbols, whose probability a low temperature would make 0.
@@ -114,7 +114,7 @@ def draw_prompts(generator: Any) -> Any:
     return generator
 
 
-def keep_writing(generator: Any) -> Any:
+def enforce_min_length(generator: Any) -> Any:
     """Let ``--min-len`` count only what follows each prompt; fairseq counts the prompt too.
 
     The caller sets ``generator.prompt_lengths`` (B,) before generating.

@@ -31,7 +31,7 @@ def sinusoids(places: Tensor, embed_dim: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _falling(farthest: int, device: torch.device | None) -> Tensor:
+def _distances_from(farthest: int, device: torch.device | None) -> Tensor:
     return torch.arange(farthest, -2, -1, device=device)
 
 
@@ -45,7 +45,7 @@ def _check_even(embed_dim: int) -> None:
         raise ValueError(f"`embed_dim` is {embed_dim}: sinusoids take an even width")
 
 
-def _beyond(clamp_len: int | None, farthest: int) -> bool:
+def _exceeds_clamp(clamp_len: int | None, farthest: int) -> bool:
     return clamp_len is not None and farthest > clamp_len
 
 
@@ -65,9 +65,9 @@ class SinusoidalRelativePositions(nn.Module):
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
         """Return R for the distances from ``farthest``, or the clamp, to -1: float64 (D, d)."""
         # in training, dropout draws anew for every distance, beyond the clamp too
-        if _beyond(self.clamp_len, farthest) and (self.dropout is None or not self.training):
+        if _exceeds_clamp(self.clamp_len, farthest) and (self.dropout is None or not self.training):
             return Clamped(self(self.clamp_len, device))
-        distances = _falling(farthest, device).clamp(0, self.clamp_len)
+        distances = _distances_from(farthest, device).clamp(0, self.clamp_len)
         encoding = sinusoids(distances, self.embed_dim)
         # dropout expects a dimension of streams: (D, d) -> (1, D, d) -> (D, d)
         return encoding if self.dropout is None else self.dropout(encoding.unsqueeze(0)).squeeze(0)
@@ -98,9 +98,9 @@ class Distances(nn.Module):
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
         """Return the distances from ``farthest``, or the clamp, to -1, with 0 for -1: int (D,)."""
-        if _beyond(self.clamp_len, farthest):
+        if _exceeds_clamp(self.clamp_len, farthest):
             return Clamped(self(self.clamp_len, device))
-        return _falling(farthest, device).clamp(min=0)
+        return _distances_from(farthest, device).clamp(min=0)
 
 
 class LearnedRelativeKeys(nn.Module):
@@ -146,9 +146,9 @@ class LearnedRelativePositions(nn.Module):
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
         """Return the vectors for the distances from ``farthest``, or the clamp, to -1, (D, d_h)."""
-        if _beyond(self.clamp_len, farthest):
+        if _exceeds_clamp(self.clamp_len, farthest):
             return Clamped(self(self.clamp_len, device))
-        distances = _falling(farthest, self.weight.device if device is None else device)
+        distances = _distances_from(farthest, self.weight.device if device is None else device)
         return self.weight[distances.clamp(1, self.farthest) - 1]
 
 

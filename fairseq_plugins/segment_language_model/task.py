@@ -23,12 +23,12 @@ from fairseq_plugins.segment_language_model.evaluation import (
 )
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
+    allow_unlikely_prompts,
     choose_prefix,
-    draw_prompts,
     end_by_length,
-    keep_writing,
+    enforce_min_length,
+    prompt_targets,
     prompts,
-    sentences,
 )
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelingConfig,
@@ -317,8 +317,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         if self.cfg.continue_past_eos:
             end_by_length(generator)
         if getattr(args, "sampling", False):
-            draw_prompts(generator)
-        return keep_writing(generator)
+            allow_unlikely_prompts(generator)
+        return enforce_min_length(generator)
 
     def inference_step(
         self,
@@ -339,7 +339,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "leave it out"
             )
         if scoring and "target" not in sample:
-            sample = {**sample, "target": sentences(self.dictionary, **sample["net_input"])}
+            sample = {**sample, "target": prompt_targets(self.dictionary, **sample["net_input"])}
         if not scoring:
             prefix_tokens = choose_prefix(
                 sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos

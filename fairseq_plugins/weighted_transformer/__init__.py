@@ -5,8 +5,8 @@ feed-forward network. ``layers`` has the default reading of the paper, ``as_writ
 ``as_written_layers`` the other.
 """
 
-from fairseq_plugins.fairseq_integration.registration import register_with_room
+from fairseq_plugins.fairseq_integration.registration import register_with_subpackage
 
 REGISTERS = ("model", "optimizer")
 
-register_with_room()
+register_with_subpackage()

@@ -1,6 +1,6 @@
-"""Read checkpoints of fairseq-train without executing code in them.
+"""Read checkpoints of fairseq-train without executing code in them, and write checkpoints.
 
-Importing fairseq takes seconds, so the functions import it when a checkpoint is read.
+Importing fairseq takes seconds, so the functions import it when they need it.
 """
 
 from collections.abc import Mapping
@@ -38,3 +38,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             "language model: give a checkpoint of a segment language model of this package"
         )
     return state
+
+
+def save_for_new_training(state: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint with the counters of a new training; raise OSError if the disk is full."""
+    import torch
+
+    start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
+    fresh = {"extra_state": {"train_iterator": start, "val_loss": None}}
+    try:
+        torch.save({**state, **fresh, "last_optimizer_state": None}, path)
+    except RuntimeError as error:
+        # torch.save raises it if the disk is full
+        raise OSError(str(error)) from error

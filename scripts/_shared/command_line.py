@@ -70,25 +70,25 @@ def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
     return files
 
 
-def parse_numbers(option: str, text: str, kind: type, least: float, most: float) -> list:
-    """Parse a comma-separated list; return distinct numbers from ``least`` to ``most``, sorted."""
+def parse_numbers(option: str, text: str, kind: type, minimum: float, maximum: float) -> list:
+    """Parse a comma-separated list; return distinct numbers within the bounds, sorted."""
     numbers = []
     with suppress(ValueError):
         numbers = sorted({kind(word) for word in text.split(",")})
-    if not numbers or not all(least <= number <= most for number in numbers):
-        bounds = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
+    if not numbers or not all(minimum <= number <= maximum for number in numbers):
+        bounds = f"from {minimum} to {maximum}" if maximum < float("inf") else f"at least {minimum}"
         raise ValueError(
             f"{option} is {text!r}: give numbers {bounds} with commas between them, no spaces"
         )
     return numbers
 
 
-def check_at_least(least: int, **options: int | None) -> None:
-    """Raise ValueError if an option, ``batch_size`` for --batch-size, is given and below least."""
+def check_at_least(minimum: int, **options: int | None) -> None:
+    """Raise ValueError if an option, ``batch_size`` for --batch-size, is given and too small."""
     for name, value in options.items():
-        if value is not None and value < least:
+        if value is not None and value < minimum:
             option = name.replace("_", "-")
-            raise ValueError(f"--{option} is {value}: it must be at least {least}")
+            raise ValueError(f"--{option} is {value}: it must be at least {minimum}")
 
 
 def exit_status(
@@ -105,14 +105,14 @@ def exit_status(
     """
     # Let kill, timeout and a closed terminal end a command and its children as Ctrl-C does. Leave
     # signals that are ignored already: nohup ignores SIGHUP.
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    taken = [number for number in ends if signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
+    stop_signals = (signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in stop_signals if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, signal.default_int_handler)
     # importing fairseq lets the messages of all libraries through, and its data loader warns on
     # machines without a GPU
     root = logging.getLogger()
-    before = root.level
+    previous_level = root.level
     root.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -125,13 +125,13 @@ def exit_status(
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        place = f"--output {short(output)}: " if output else ""
+        prefix = f"--output {short(output)}: " if output else ""
         remedy = "make room, or give a folder where you may read and write"
-        print(f"error: {place}{error}: {remedy}", file=sys.stderr)
+        print(f"error: {prefix}{error}: {remedy}", file=sys.stderr)
         return 1
     finally:
-        root.setLevel(before)
-        for number in taken:
+        root.setLevel(previous_level)
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
     return 0
 

@@ -56,13 +56,13 @@ def format_command(words: list[str], width: int = 96) -> str:
     return " \\\n".join(lines)
 
 
-def end_with_parent(parent: int, number: int = signal.SIGINT) -> None:
-    """Let this process get the signal ``number`` when its parent, process ``parent``, is killed.
+def end_with_parent(parent: int, signal_number: int = signal.SIGINT) -> None:
+    """Let this process get a signal when its parent, process ``parent``, is killed.
 
     Otherwise the process could go on writing during the next run. This works on Linux only.
     """
     if _PRCTL:
-        _PRCTL(_PR_SET_PDEATHSIG, number)
+        _PRCTL(_PR_SET_PDEATHSIG, signal_number)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -77,7 +77,7 @@ def _begin_child(parent: int) -> None:
 def stop(child: subprocess.Popen) -> None:
     """Stop a child, which may have got the terminal's Ctrl-C already, and wait for its end."""
     # a second Ctrl-C would leave the child behind
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for number in (signal.SIGINT, signal.SIGKILL):
             try:
@@ -87,7 +87,7 @@ def stop(child: subprocess.Popen) -> None:
                 child.send_signal(number)
         child.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
@@ -119,8 +119,8 @@ def child_process(
             stop(child)
             raise
     if child.returncode:
-        place = f"in {short(log)}" if log else "above"
+        location = f"in {short(log)}" if log else "above"
         raise ValueError(
             f"{Path(words[0]).name} ended with exit status {child.returncode}: "
-            f"fix the cause given in its messages {place} and run the same command again"
+            f"fix the cause given in its messages {location} and run the same command again"
         )

@@ -28,11 +28,11 @@ def prepare_results(output: Path) -> None:
 
 
 def save_results(
-    output: Path, name: str, content: Any, told: str, draw: Callable[..., None], columns: int = 1
+    output: Path, name: str, content: Any, summary: str, draw: Callable[..., None], columns: int = 1
 ) -> None:
-    """Write NAME.json with the content and NAME.png as drawn into a folder; print ``told``."""
+    """Write NAME.json with the content and NAME.png as drawn into a folder; print ``summary``."""
     write_json(output / f"{name}.json", content)
-    print(told)
+    print(summary)
     save_plot(output / f"{name}.png", draw, columns)
     print(f"written to {short(output.resolve())}/{name}.json and .png")
 

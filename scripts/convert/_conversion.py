@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq import options as fairseq_options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.dictionaries import KEY, dictionaries_of, digests
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from scripts._shared.checkpoints import save_for_new_training
 from scripts._shared.command_line import make_output_folder
 from scripts._shared.commands import short
 from scripts.convert import TENSORFLOW
@@ -65,7 +65,6 @@ def build_state(
     # the original lacks the buffers of fairseq's modules
     model.load_state_dict({**dict(model.named_buffers()), **weights})
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
-    start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -73,8 +72,6 @@ def build_state(
         "criterion": {},
         "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": {KEY: digests(dictionaries_of(task))},
-        "extra_state": {"train_iterator": start, "val_loss": None},
-        "last_optimizer_state": None,
     }
     return state, sum(parameter.numel() for parameter in model.parameters())
 
@@ -88,14 +85,11 @@ def write(
     shutil.rmtree(part, ignore_errors=True)
     make_output_folder(part)
     try:
-        torch.save(state, part / "checkpoint.pt")
+        save_for_new_training(state, part / "checkpoint.pt")
         vocabulary.dictionary.save(str(part / "dict.txt"))
         write_units(part, unit)
         (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
         part.replace(output)
-    except RuntimeError as error:
-        # torch.save raises it if the disk is full
-        raise OSError(str(error)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -123,9 +117,9 @@ def convert(arguments: argparse.Namespace) -> None:
     print(f"{parameters:,} parameters, {len(vocabulary):,} symbols: {unit}{taken}")
     if unread := ", ".join(config.unread()):
         print(f"options that do not describe the model or have no effect here: {unread}")
-    if vocabulary.lacks:
+    if vocabulary.missing:
         print(
-            f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "
+            f"the vocabulary has no {' and no '.join(vocabulary.missing)}: evaluation refuses text "
             "with line ends or unknown symbols, respectively"
         )
     print(f"written to {short(output)}/checkpoint.pt, dict.txt, units.json and options.txt")

@@ -32,8 +32,8 @@ class _Band(NamedTuple):
     embedding: Tensor
     output: Tensor
     bias: Tensor
-    into: Tensor
-    out_of: Tensor
+    proj_in: Tensor
+    proj_out: Tensor
 
 
 class Embeddings(NamedTuple):
@@ -48,7 +48,7 @@ class Embeddings(NamedTuple):
         tied_projections: for each band, whether input and output have the same projection.
         reversed: whether the cluster logits are ordered from last to first.
         first_projected: whether the first band has projections if the others do.
-        biases_apart: whether each band has a bias tensor even if all share one embedding tensor.
+        separate_biases: whether each band has a bias tensor even if all share one embedding tensor.
     """
 
     vocabulary: ForeignVocabulary
@@ -59,7 +59,7 @@ class Embeddings(NamedTuple):
     tied_projections: Sequence[bool] = ()
     reversed: bool = True
     first_projected: bool = True
-    biases_apart: bool = False
+    separate_biases: bool = False
 
     @property
     def _tails_tied(self) -> bool:
@@ -76,7 +76,7 @@ class Embeddings(NamedTuple):
         """Return the options of our model."""
         if not self.cutoffs:
             return {"share_decoder_input_output_embed": self.tied, "output_bias": True}
-        cutoffs = ",".join(str(cutoff + self.vocabulary.added) for cutoff in self.cutoffs)
+        cutoffs = ",".join(str(cutoff + self.vocabulary.num_added) for cutoff in self.cutoffs)
         return {
             "adaptive_input": True,
             "adaptive_input_cutoff": cutoffs,
@@ -92,7 +92,7 @@ class Embeddings(NamedTuple):
     def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         """Return the weights of our model."""
         bands, arrange = self._take_bands(tensors), self.vocabulary.arrange
-        embedding, output, bias, into, out_of = bands[0]
+        embedding, output, bias, proj_in, proj_out = bands[0]
         embedding, output = arrange(embedding), arrange(output)
         bias = arrange(bias, IMPOSSIBLE_BIAS)
         if not self.cutoffs:
@@ -102,21 +102,21 @@ class Embeddings(NamedTuple):
         cluster_bias = tensors.take("crit.cluster_bias", len(self.cutoffs))
         if self.reversed:
             clusters, cluster_bias = clusters.flip(0), cluster_bias.flip(0)
-        bands[0] = _Band(embedding, output, torch.cat([bias, cluster_bias]), into, out_of)
+        bands[0] = _Band(embedding, output, torch.cat([bias, cluster_bias]), proj_in, proj_out)
 
         found = {}
         projected = self.factor > 1 or not self._tails_tied
         for number, band in enumerate(bands):
             found[f"{_INPUT}.embeddings.{number}.0.weight"] = band.embedding
             if projected:
-                found[f"{_INPUT}.embeddings.{number}.1.weight"] = band.into
+                found[f"{_INPUT}.embeddings.{number}.1.weight"] = band.proj_in
         last = 1
         if not self.tied:
             # (W + C, e) x (e, d): without ties the head is one matrix, projection included
-            found[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ out_of.T
+            found[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ proj_out.T
         else:
             if self.factor > 1:
-                found[f"{_SOFTMAX}.head.0.weight"] = into if self._head_tied else out_of.T
+                found[f"{_SOFTMAX}.head.0.weight"] = proj_in if self._head_tied else proj_out.T
                 last = 2
             found[f"{_SOFTMAX}.head.{last - 1}.word_proj.weight"] = output
             found[f"{_SOFTMAX}.head.{last - 1}.class_proj.weight"] = clusters
@@ -125,7 +125,7 @@ class Embeddings(NamedTuple):
             tail = f"{_SOFTMAX}.tail.{number}"
             if projected:
                 # (d, e) if tied, else (e, d) as in a linear layer
-                found[f"{tail}.0.weight"] = band.out_of if self._tails_tied else band.out_of.T
+                found[f"{tail}.0.weight"] = band.proj_out if self._tails_tied else band.proj_out.T
             found[f"{tail}.2.weight"] = band.output
             found[f"{tail}.3.bias"] = band.bias
         return found
@@ -138,8 +138,8 @@ class Embeddings(NamedTuple):
 
         symbols, narrower, bands = len(self.vocabulary), self.factor > 1, []
         words = None if narrower else take(_EMBEDDINGS, 0, self.tied, symbols, self.width)
-        apart = narrower or self.biases_apart
-        biases = None if apart else tensors.take(_BIAS.format(0), symbols)
+        separate = narrower or self.separate_biases
+        biases = None if separate else tensors.take(_BIAS.format(0), symbols)
         for number, (first, last) in enumerate(itertools.pairwise([0, *self.cutoffs, symbols])):
             size, width = last - first, self.width // self.factor**number
             projections = [torch.eye(self.width)] * 2
@@ -150,6 +150,6 @@ class Embeddings(NamedTuple):
             if narrower and (self.first_projected or number > 0):
                 tied = self.tied_projections[number]
                 projections = take(_PROJECTIONS, number, tied, self.width, width)
-            bias = tensors.take(_BIAS.format(number), size) if apart else biases[first:last]
+            bias = tensors.take(_BIAS.format(number), size) if separate else biases[first:last]
             bands.append(_Band(*of_band, bias, *projections))
         return bands

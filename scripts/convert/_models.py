@@ -45,7 +45,7 @@ _RENAMING = {
 # names without bands, or with bands as wide as the model
 _ONE_TABLE = [(r"adaptive_embed/cutoff_0/", "adaptive_embed/")]
 _ONE_BIAS = [(r"adaptive_softmax/cutoff_0/b$", "adaptive_softmax/bias")]
-_ADAPTIVE_SPAN_WHOLE = [
+_ADAPTIVE_SPAN_UNBANDED = [
     (r"^in_emb\.emb_layers\.0\.", "in_emb."),
     (r"^out_emb\.out_layers\.0\.", "out_emb."),
 ]
@@ -120,8 +120,8 @@ def _read_transformer_xl(
     """
     width, heads = config.integer("d_model"), config.integer("n_head")
     # required, because no tensor reveals them: a default would hide a misspelt option
-    mem_len, same_length = config.integer("mem_len", least=0), config.flag("same_length")
-    clamp_len = config.integer("clamp_len", least=-1)
+    mem_len, same_length = config.integer("mem_len", minimum=0), config.flag("same_length")
+    clamp_len = config.integer("clamp_len", minimum=-1)
     dropouts = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
     options = {
         "decoder_layers": config.integer("n_layer"),
@@ -171,8 +171,8 @@ def _read_embeddings(
     cutoffs = _read_cutoffs(config, vocabulary, "cutoffs")
     if not cutoffs:
         if source == TENSORFLOW:
-            one = "without cutoffs there is one band, as wide as the model"
-            config.expect("div_val", 1, one)
+            reason = "without cutoffs there is one band, as wide as the model"
+            config.expect("div_val", 1, reason)
         return Embeddings(vocabulary, width, tied)
     factor, first_projected = config.integer("div_val", 1), True
     # bands as wide as the model have no projections
@@ -183,8 +183,8 @@ def _read_embeddings(
         first_projected = config.flag("proj_same_dim", True)
     elif factor != 1:
         tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
-    of_source = source == TRANSFORMER_XL, first_projected, source == TENSORFLOW
-    return Embeddings(vocabulary, width, tied, cutoffs, factor, tied_projections, *of_source)
+    layout = source == TRANSFORMER_XL, first_projected, source == TENSORFLOW
+    return Embeddings(vocabulary, width, tied, cutoffs, factor, tied_projections, *layout)
 
 
 def _take_biases(
@@ -262,12 +262,12 @@ def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) ->
     embeddings = Embeddings(vocabulary, width, tied=False)
     if config.flag("adapt_io_enabled", False):
         cutoffs = _read_cutoffs(config, vocabulary, "adapt_io_cutoffs")
-        factor = config.integer("adapt_io_divval", 4, least=2)
+        factor = config.integer("adapt_io_divval", 4, minimum=2)
         tied = config.flag("adapt_io_tied", False)
         if cutoffs:
             ties = tied, cutoffs, factor, [tied] * (len(cutoffs) + 1)
             embeddings = Embeddings(vocabulary, width, *ties)
-    renaming += [] if embeddings.cutoffs else _ADAPTIVE_SPAN_WHOLE
+    renaming += [] if embeddings.cutoffs else _ADAPTIVE_SPAN_UNBANDED
     options |= embeddings.options()
     return ForeignModel(ADAPTIVE_SPAN, "all_attention_lm", options, embeddings, renaming)
 
@@ -283,8 +283,8 @@ def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -
         ours, theirs = f"decoder.layers.{number}", f"layers.{number}"
         attention = f"{theirs}.attn.attn"
         memory = f"{attention}.persistent_memory"
-        for name, of_theirs in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
-            projection = tensors.take(f"{theirs}.attn.proj_{of_theirs}.weight", d, d)
+        for name, their_name in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
+            projection = tensors.take(f"{theirs}.attn.proj_{their_name}.weight", d, d)
             found[f"{ours}.self_attn.{name}_proj.weight"] = projection
         found |= tensors.take_affine(f"{ours}.self_attn_layer_norm", f"{theirs}.norm1", d)
         if vectors:

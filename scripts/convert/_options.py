@@ -48,11 +48,11 @@ class ForeignConfig:
                 self._values[option] = given
         self._unread = set(self._values)
 
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return an option that is a whole number of at least ``least``."""
-        description = f"a whole number of at least {least}"
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """Return an option that is a whole number of at least ``minimum``."""
+        description = f"a whole number of at least {minimum}"
         return self._read(
-            name, default, lambda x: type(x) is int and x >= least, description, least
+            name, default, lambda x: type(x) is int and x >= minimum, description, minimum
         )
 
     def rate(self, name: str) -> float:
@@ -104,7 +104,7 @@ class ForeignConfig:
         return sorted(self._unread)
 
     def _read(
-        self, name: str, default: Any, fits: Callable[[Any], bool], description: str, other: Any
+        self, name: str, default: Any, fits: Callable[[Any], bool], description: str, fallback: Any
     ) -> Any:
         self._unread.discard(name)
         value = self._values.get(name, default)
@@ -112,7 +112,7 @@ class ForeignConfig:
             return value
         found = "missing" if value is None else json.dumps(value)
         self.note(f"{name} is {found}: it must be {description}", readable=False)
-        return other
+        return fallback
 
 
 class ForeignVocabulary:
@@ -168,7 +168,7 @@ class ForeignVocabulary:
         return len(self.symbols)
 
     @property
-    def lacks(self) -> list[str]:
+    def missing(self) -> list[str]:
         """Those of <eos> and <unk> that the original lacks."""
         return [symbol for symbol in (EOS, UNK) if symbol not in self.symbols]
 
@@ -181,7 +181,7 @@ class ForeignVocabulary:
         return "characters" if all(len(symbol) == 1 for symbol in symbols) else "words"
 
     @property
-    def added(self) -> int:
+    def num_added(self) -> int:
         """Number of symbols that fairseq has in addition."""
         return len(self._order) - len(self.symbols)
 
@@ -189,13 +189,13 @@ class ForeignVocabulary:
         """Return whether <eos> and <unk> are among the first ``size`` symbols."""
         return self._last_special < size
 
-    def arrange(self, rows: Tensor, missing: float = 0.0) -> Tensor:
-        """Arrange rows (W, …) of the first W symbols for our first W + ``added`` symbols.
+    def arrange(self, rows: Tensor, fill: float = 0.0) -> Tensor:
+        """Arrange rows (W, …) of the first W symbols for our first W + ``num_added`` symbols.
 
-        Symbols that the original lacks get ``missing``.
+        Symbols that the original lacks get ``fill``.
         """
-        order = self._order[: len(rows) + self.added]
+        order = self._order[: len(rows) + self.num_added]
         known = torch.tensor([number is not None for number in order])
-        arranged = rows.new_full((len(order), *rows.shape[1:]), missing)
+        arranged = rows.new_full((len(order), *rows.shape[1:]), fill)
         arranged[known] = rows[[number for number in order if number is not None]]
         return arranged

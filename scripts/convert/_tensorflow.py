@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from scripts._shared.commands import short
-from scripts.prepare._binarize import OTHER_BLANK, VISIBLE_BLANK
+from scripts.prepare._binarize import OTHER_WHITESPACE, VISIBLE_SPACE
 
 # ends of a checkpoint's files, after PREFIX
 _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 # Adam's averages and the training's counters
-_OF_OPTIMIZER = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power|global_step)")
+_OPTIMIZER_NAMES = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power|global_step)")
 # numbers of types in TensorFlow
 _TYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
-_OF_LM1B = {"<S>": "<eos>", "<UNK>": "<unk>"}
+_LM1B_RENAMING = {"<S>": "<eos>", "<UNK>": "<unk>"}
 # the table ends with two addresses, padded with zeros, and a magic number
 _ADDRESSES, _MAGIC = 40, bytes.fromhex("57fb808b247547db")
 # each block of the table is followed by its compression and a checksum
@@ -61,7 +61,7 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
     """
     label, prefix = f"--checkpoint {short(path)}", _SUFFIX.sub("", path.name)
     index = path.parent / f"{prefix}.index"
-    again = "copy all of the checkpoint's files again"
+    remedy = "copy all of the checkpoint's files again"
     if not index.is_file():
         raise ValueError(
             f"{label}: there is no {index.name}: name a TensorFlow checkpoint, such as model.ckpt-0"
@@ -70,20 +70,20 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
         files, entries = _read_index(index.read_bytes())
     except _DAMAGE as error:
         raise ValueError(
-            f"{label}: {index.name} is cut short, changed or not an index of TensorFlow's: {again}"
+            f"{label}: {index.name} is cut short, changed or not an index of TensorFlow's: {remedy}"
         ) from error
     numbers = sorted({entry.file for entry in entries.values()})
     paths = {n: path.parent / f"{prefix}.data-{n:05}-of-{files:05}" for n in numbers}
     missing = [file.name for file in paths.values() if not file.is_file()]
     if missing:
-        raise ValueError(f"{label}: there is no {', '.join(missing)}: {again}")
+        raise ValueError(f"{label}: there is no {', '.join(missing)}: {remedy}")
     tensors = {}
     for name, entry in entries.items():
         data = _read_data(paths[entry.file], entry)
         if data is None:
             file = paths[entry.file].name
-            raise ValueError(f"{label}: {file} is cut short or changed at {name}: {again}")
-        if not _OF_OPTIMIZER.fullmatch(name):
+            raise ValueError(f"{label}: {file} is cut short or changed at {name}: {remedy}")
+        if not _OPTIMIZER_NAMES.fullmatch(name):
             tensors[name] = _as_tensor(data, entry)
     return tensors
 
@@ -147,9 +147,9 @@ def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, b
         raise IndexError("the checksum of a block is wrong")
     if compression:
         raise IndexError("a block is compressed, which TensorFlow never does")
-    # a block ends with places to start a search from, and their number
-    (places,) = struct.unpack("<I", table[end - 4 : end])
-    stream, name = io.BytesIO(table[offset : end - 4 - 4 * places]), b""
+    # a block ends with restart points, where a search may start, and their number
+    (num_restarts,) = struct.unpack("<I", table[end - 4 : end])
+    stream, name = io.BytesIO(table[offset : end - 4 - 4 * num_restarts]), b""
     while stream.tell() < len(stream.getbuffer()):
         kept, added, length = (_varint(stream) for _ in range(3))
         name = name[:kept] + stream.read(added)
@@ -160,8 +160,8 @@ def _entry(message: bytes) -> _Entry:
     fields = dict(_fields(message))
     # fields that are 0 are omitted
     shape = [dict(_fields(value)).get(1, 0) for _, value in _fields(fields.get(2, b""))]
-    kind, *place = (operator.index(fields.get(number, 0)) for number in (1, 3, 4, 5, 6))
-    return _Entry(kind, [operator.index(size) for size in shape], *place)
+    kind, *location = (operator.index(fields.get(number, 0)) for number in (1, 3, 4, 5, 6))
+    return _Entry(kind, [operator.index(size) for size in shape], *location)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -228,8 +228,8 @@ def read_symbols(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             symbols = _InertUnpickler(file, encoding="bytes").load()["vocab"]["idx2sym"]
-        symbols = [OTHER_BLANK.sub(VISIBLE_BLANK, _text(symbol)) for symbol in symbols]
-        names = {old: new for old, new in _OF_LM1B.items() if new not in symbols}
+        symbols = [OTHER_WHITESPACE.sub(VISIBLE_SPACE, _text(symbol)) for symbol in symbols]
+        names = {old: new for old, new in _LM1B_RENAMING.items() if new not in symbols}
         return [names.get(symbol, symbol) for symbol in symbols]
     except Exception as error:
         # a damaged file may raise anything

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import options_of, read_checkpoint, save_for_new_training
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
@@ -97,7 +97,7 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
     return chosen
 
 
-def _described(state: dict[str, Any]) -> dict[str, Any]:
+def _signature(state: dict[str, Any]) -> dict[str, Any]:
     """Return what a training's checkpoints share: model, task, dictionaries, shapes of weights."""
     from fairseq_plugins.fairseq_integration.dictionaries import KEY
 
@@ -108,11 +108,11 @@ def _described(state: dict[str, Any]) -> dict[str, Any]:
 
 def check(checkpoints: list[Checkpoint]) -> None:
     """Raise ValueError for checkpoints of different trainings, copies, and non-finite weights."""
-    first, before = checkpoints[0].path, None
-    expected = _described(checkpoints[0].state)
+    first, previous = checkpoints[0].path, None
+    expected = _signature(checkpoints[0].state)
     for checkpoint in checkpoints:
         path, state, updates = checkpoint
-        found = _described(state)
+        found = _signature(state)
         for name in {**expected, **found}:
             one, two = expected.get(name), found.get(name)
             if one != two:
@@ -126,12 +126,12 @@ def check(checkpoints: list[Checkpoint]) -> None:
                     f"{name} in {short(path)} has a number that is not finite: leave that "
                     "checkpoint out"
                 )
-        if before and before.updates == updates:
+        if previous and previous.updates == updates:
             raise ValueError(
-                f"{short(before.path)} and {short(path)} both have {updates} updates, as a "
+                f"{short(previous.path)} and {short(path)} both have {updates} updates, as a "
                 "checkpoint and its copy do: leave one out"
             )
-        before = checkpoint
+        previous = checkpoint
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -143,22 +143,20 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     means = {}
     for name in models[-1]:
         weights = [model[name] for model in models]
-        place = tuple((x.data_ptr(), x.shape, x.stride()) for x in weights)
-        if place not in found:
-            found[place] = weights[-1].clone()
+        storage = tuple((x.data_ptr(), x.shape, x.stride()) for x in weights)
+        if storage not in found:
+            found[storage] = weights[-1].clone()
             if weights[-1].is_floating_point():
                 total = weights[0].double()
                 for weight in weights[1:]:
                     total += weight
-                found[place] = (total / len(weights)).to(weights[-1].dtype)
-        means[name] = found[place]
+                found[storage] = (total / len(weights)).to(weights[-1].dtype)
+        means[name] = found[storage]
     return means
 
 
 def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     """Average checkpoints and write the result to a file."""
-    import torch
-
     import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 
     if output.exists():
@@ -172,18 +170,9 @@ def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     state = {
         **{part: newest[part] for part in kept if part in newest},
         "model": average([checkpoint.state["model"] for checkpoint in checkpoints]),
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False},
-            "val_loss": None,
-        },
-        "last_optimizer_state": None,
     }
     with atomic_write(output) as partial:
-        try:
-            torch.save(state, partial)
-        except RuntimeError as error:
-            # torch.save raises it if the disk is full
-            raise OSError(str(error)) from error
+        save_for_new_training(state, partial)
     for checkpoint in checkpoints:
         print(f"{short(checkpoint.path)}: {checkpoint.updates:,} updates")
     print(f"the mean of {len(checkpoints)} checkpoints is written to {short(output)}")

@@ -185,9 +185,9 @@ def with_options_of_fairseq(page: str) -> str:
     for (model, command), columns in listed.items():
         (row,) = re.findall(rf"^\| {re.escape(f'{model} | {command}')} \| .*$", page, re.MULTILINE)
         found = row.removeprefix("| ").removesuffix(" |").split(" | ")
-        for place, options in enumerate(columns, 2):
+        for column, options in enumerate(columns, 2):
             if options is not None:
-                found[place] = ", ".join(f"`{flag(option)}`" for option in options)
+                found[column] = ", ".join(f"`{flag(option)}`" for option in options)
         page = page.replace(row, f"| {' | '.join(found)} |")
     return page
 

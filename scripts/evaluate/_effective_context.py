@@ -82,13 +82,13 @@ def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
     options = options_of(load_checkpoint(checkpoint.path), "model")
     if not str(options.get("positions")).endswith("-absolute"):
         return None
-    places = options["tokens_per_sample"] + options["extended_context"]
-    if places < stride:
+    max_positions = options["tokens_per_sample"] + options["extended_context"]
+    if max_positions < stride:
         raise ValueError(
-            f"--stride is {stride}: {checkpoint.label} was trained on segments of {places} tokens; "
-            "give a stride of at most that"
+            f"--stride is {stride}: {checkpoint.label} was trained on segments of {max_positions} "
+            "tokens; give a stride of at most that"
         )
-    return places - stride + 1
+    return max_positions - stride + 1
 
 
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:

@@ -21,7 +21,7 @@ from scripts._shared.commands import short
 
 # Most slots that a curve, from the most read slot to the least read, keeps.
 _POINTS = 200
-_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 
 
 class MemoryReads(MemoryUsage):
@@ -49,10 +49,10 @@ class MemoryReads(MemoryUsage):
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
         self.knn = slots.size(-1)
-        for one in range(self.heads):
+        for head in range(self.heads):
             for other in range(self.heads):
-                same = slots[:, one, :, None] == slots[:, other, None]
-                self._shared[one, other] += same.sum().item()
+                same = slots[:, head, :, None] == slots[:, other, None]
+                self._shared[head, other] += same.sum().item()
 
     def rarely_read(self, share: float) -> Tensor:
         """Return a mask (K,) of the ``share`` of slots that is read least; of equals, the first."""
@@ -102,7 +102,7 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
     with ExitStack() as stack:
         for path, memory in model.named_modules():
             if isinstance(memory, ProductKeyMemory):
-                part, layer = _PLACE.search(path).groups()
+                part, layer = _LAYER.search(path).groups()
                 name = f"{part}_memory" if hasattr(model, "encoder") else "memory"
                 reads = MemoryReads(len(memory.values), memory.heads)
                 recorded[f"{name}{int(layer) + 1}"] = reads

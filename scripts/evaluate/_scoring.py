@@ -34,8 +34,8 @@ def load_tokens(data: Path, split: str) -> np.ndarray:
 
 
 def load_model(
-    checkpoint: NamedFile, arguments: argparse.Namespace, mem_len: int = 0, **changed: Any
+    checkpoint: NamedFile, arguments: argparse.Namespace, mem_len: int = 0, **overrides: Any
 ) -> LanguageModel:
     """Load a model whose tokens each see ``mem_len`` tokens back; for 0, their whole window."""
-    changed |= {"mem_len": mem_len, "same_length": mem_len > 0}
-    return load(checkpoint.path, arguments.data, **changed).to(choose_device(arguments.cpu))
+    overrides |= {"mem_len": mem_len, "same_length": mem_len > 0}
+    return load(checkpoint.path, arguments.data, **overrides).to(choose_device(arguments.cpu))

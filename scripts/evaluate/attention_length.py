@@ -218,7 +218,7 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     hardware = hardware_line(choose_device(arguments.cpu))
     result = {"split": arguments.split, "hardware": hardware, "rows": rows}
-    told = []
+    best_lengths = []
     for checkpoint in checkpoints:
         own, first = [], None
         for length in lengths:
@@ -233,8 +233,8 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
         length = best["mem_len"] or best["extended_context"]
         clamp = f", clamp {best['clamp_len']}" if best["clamp_len"] else ""
         figure = f"{best['loss']:.4f} {best['unit']}"
-        told.append(f"{checkpoint.label}: best at {length} tokens{clamp}, {figure}")
-    text = "\n".join([f"{format_table(rows)}\n", *told])
+        best_lengths.append(f"{checkpoint.label}: best at {length} tokens{clamp}, {figure}")
+    text = "\n".join([f"{format_table(rows)}\n", *best_lengths])
     if arguments.sliding_window:
         text += f"\n\n{format_times(rows)}\n"
     save_results(arguments.output, "attention_length", result, text, lambda axes: draw(axes, rows))

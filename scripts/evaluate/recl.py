@@ -63,9 +63,9 @@ def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
     width = 0.8 / len(models)
     for number, (label, model) in enumerate(models.items()):
         shift = (number - (len(models) - 1) / 2) * width
-        places = [place + shift for place in range(len(RATIOS))]
+        positions = [group + shift for group in range(len(RATIOS))]
         found = [model["recl"][str(ratio)] for ratio in RATIOS]
-        bars = axes.bar(places, [each["tokens"] for each in found], width, label=label)
+        bars = axes.bar(positions, [each["tokens"] for each in found], width, label=label)
         axes.bar_label(bars, [format_tokens(each) for each in found])
     axes.set_xticks(range(len(RATIOS)), [f"r = {ratio}" for ratio in RATIOS])
     axes.set_ylabel("relative effective context length (tokens)")

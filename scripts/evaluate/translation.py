@@ -38,7 +38,8 @@ from scripts.prepare._lines import read_lines
 from scripts.prepare._subwords import check_language
 
 # values of --branch-weights, for a weighted_transformer
-BRANCH_WEIGHTS = LEARNED, _, _ = "learned", "random", "uniform"
+LEARNED = "learned"
+BRANCH_WEIGHTS = (LEARNED, "random", "uniform")
 COMPOUNDS = ("de",)
 
 
@@ -130,8 +131,8 @@ def translate(words: list[str], split: str, expected: int) -> tuple[list[str], l
             "--skip-invalid-size-inputs-valid-test, which skips sentences that are too long, "
             "--quiet, and --distributed-world-size"
         )
-    places = range(expected)
-    return [sources.get(place, "") for place in places], [translations[place] for place in places]
+    numbers = range(expected)
+    return [sources.get(n, "") for n in numbers], [translations[n] for n in numbers]
 
 
 def detokenize(lines: Sequence[str], language: str) -> list[str]:
@@ -160,12 +161,12 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
     """Return the file of the reference and its lines; check all options before any work."""
     check_at_least(1, beam=options.beam)
     check_language(options.target_lang, "target-lang")
-    replaced, split = options.branch_weights, options.split
+    branch_weights, split = options.branch_weights, options.split
     given = [word.partition("=")[0] for word in extra]
-    if replaced != LEARNED and "--model-overrides" in given:
+    if branch_weights != LEARNED and "--model-overrides" in given:
         raise ValueError(
-            f"--branch-weights is {replaced} and --model-overrides is given too: leave the first "
-            f"out, and add 'branch_weights': '{replaced}' to the second"
+            f"--branch-weights is {branch_weights} and --model-overrides is given too: leave the "
+            f"first out, and add 'branch_weights': '{branch_weights}' to the second"
         )
     languages = options.source_lang, options.target_lang
     sentences = count_sentences(options.data, split, languages)
@@ -186,7 +187,7 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
             "was made from; for a validation part, which scripts.prepare.translation cleans, only "
             "the pairs that it kept"
         )
-    check_checkpoints(options.path, replaced, languages)
+    check_checkpoints(options.path, branch_weights, languages)
     return reference, references
 
 

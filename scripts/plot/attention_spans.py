@@ -92,17 +92,17 @@ def format_table(models: list[dict[str, Any]]) -> str:
 
 def draw(axes: Any, models: list[dict[str, Any]]) -> None:
     """Draw each head's span over its layer, with the layer's mean and largest as lines."""
-    room = _FILLED / len(models)
-    for place, model in enumerate(models):
-        left = place * room - _FILLED / 2
+    width = _FILLED / len(models)
+    for index, model in enumerate(models):
+        left = index * width - _FILLED / 2
         heads, layers = [], model["layers"]
         for layer in layers:
-            step = room / (len(layer["spans"]) + 1)
+            step = width / (len(layer["spans"]) + 1)
             first = layer["layer"] + left + step
             heads += [(first + step * head, span) for head, span in enumerate(layer["spans"])]
         dots = axes.scatter(*zip(*heads, strict=True), s=10, label=f"{model['model']}, heads")
         color = dots.get_facecolor()
-        middles = [layer["layer"] + left + room / 2 for layer in layers]
+        middles = [layer["layer"] + left + width / 2 for layer in layers]
         for figure, style in (("mean", "-"), ("largest", ":")):
             label = f"{model['model']}, {figure}"
             lines = [layer[figure] for layer in layers]

@@ -136,22 +136,22 @@ def choose_layers(asked: Sequence[str] | None, known: Iterable[str]) -> list[str
     return list(dict.fromkeys(asked or known))
 
 
-def draw(axes: Any, updates: list[int], courses: dict[tuple, list], width: int) -> None:
+def draw(axes: Any, updates: list[int], series: dict[tuple, list], width: int) -> None:
     """Replace the axes by panels, one for κ and one for α of each layer, against the updates."""
     import numpy as np
 
     figure = axes.figure
     figure.clear()
-    columns = 4 if len(courses) > 2 else 2
-    rows = math.ceil(len(courses) / columns)
+    columns = 4 if len(series) > 2 else 2
+    rows = math.ceil(len(series) / columns)
     figure.set_size_inches(3.4 * columns, 2.4 * rows + 0.6)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten()
     lines: dict[str, Any] = {}
-    for panel, ((layer, kind), course) in zip(panels, courses.items(), strict=False):
+    for panel, ((layer, kind), values) in zip(panels, series.items(), strict=False):
         # the mean of each point and its neighbours, fewer at the ends
         starts = [max(0, at - width // 2) for at in range(len(updates))]
         ends = range(width // 2 + 1, len(updates) + width // 2 + 1)
-        means = [np.mean(course[start:end], 0) for start, end in zip(starts, ends, strict=True)]
+        means = [np.mean(values[start:end], 0) for start, end in zip(starts, ends, strict=True)]
         marker = "." if len(updates) < _MARKED else None
         branches = zip(np.transpose(means), cycle(_STYLES), strict=False)
         for number, (path, (color, style)) in enumerate(branches, start=1):
@@ -162,7 +162,7 @@ def draw(axes: Any, updates: list[int], courses: dict[tuple, list], width: int) 
         panel.grid(alpha=0.3)
         # any panel may be the last of its column
         panel.tick_params(labelbottom=True)
-    for panel in panels[len(courses) :]:
+    for panel in panels[len(series) :]:
         panel.remove()
     figure.supxlabel("updates", fontsize="medium")
     lines["1/M"] = equal
@@ -186,7 +186,7 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
     layers = choose_layers(arguments.layer, (layer for layer, _ in by_update[last]))
     prepare_results(arguments.output)
     # self-attention may have κ only
-    courses = {
+    series = {
         (layer, kind): [weights[layer, kind] for weights in by_update.values()]
         for layer in layers
         for kind in SYMBOLS
@@ -194,13 +194,13 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
     }
     content = {"source": source, "updates": list(by_update), "layers": {}}
     rows = []
-    for (layer, kind), course in courses.items():
-        content["layers"].setdefault(layer, {})[kind] = course
-        rows.append([f"{layer} {SYMBOLS[kind]}", *(f"{value:.4f}" for value in course[-1])])
+    for (layer, kind), values in series.items():
+        content["layers"].setdefault(layer, {})[kind] = values
+        rows.append([f"{layer} {SYMBOLS[kind]}", *(f"{value:.4f}" for value in values[-1])])
     # encoder and decoder may have different numbers of heads
     table = markdown_table(["branch", *map(str, range(1, max(map(len, rows))))], rows)
     text = f"{table}\n\nafter {last:,} updates, the last of {len(by_update):,} that are drawn"
-    plot = partial(draw, updates=list(by_update), courses=courses, width=arguments.smooth)
+    plot = partial(draw, updates=list(by_update), series=series, width=arguments.smooth)
     save_results(arguments.output, "branch_weights", content, text, plot)
 
 

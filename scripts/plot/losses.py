@@ -39,7 +39,7 @@ from scripts._shared.command_line import (
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
 from scripts.plot._logs import read_log, validations
-from scripts.prepare.facts import OBJECTS, SYMBOLS, names_of
+from scripts.prepare.facts import OBJECTS, SYMBOLS, names_per_position
 
 UNIT = "bits a token"
 UPDATES, TIME, TRAINING_LOSS = "updates", "time", "training-loss"
@@ -54,7 +54,7 @@ _USAGE = re.compile(r"valid_memory\d+_usage")
 _SEED = re.compile(r"-\d+$")
 
 
-def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
+def read_series(figures: list[dict[str, str]]) -> dict[str, list]:
     """Return the validation losses, with their updates and with what was trained before each.
 
     "seconds" are the training time before, "training_losses" the training loss; None if unknown.
@@ -72,19 +72,19 @@ def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
     seconds = np.cumsum([float(stretches[end]["train_wall"]) for end in ends])
     training = {end: loss("", stretches[end]) for end in ends if "loss" in stretches[end]}
     training = {end: value for end, value in training.items() if math.isfinite(value)}
-    courses = {"updates": list(losses), "losses": list(losses.values())}
-    courses |= {"seconds": [], "training_losses": []}
+    series = {"updates": list(losses), "losses": list(losses.values())}
+    series |= {"seconds": [], "training_losses": []}
     before = 0
     for update in losses:
         # interpolate if the update has no line, as at the end of an epoch
         time = round(np.interp(update, [0, *ends], [0.0, *seconds]).item(), 1) if ends else None
-        courses["seconds"].append(time)
+        series["seconds"].append(time)
         earlier = [loss for end, loss in training.items() if end <= update]
         since = [loss for end, loss in training.items() if before < end <= update]
         mean = round(fmean(since or earlier[-1:]), 4) if earlier else None
-        courses["training_losses"].append(mean)
+        series["training_losses"].append(mean)
         before = update
-    return courses
+    return series
 
 
 def known_bits(loss: float, facts: int) -> float:
@@ -96,14 +96,14 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
     """Return all results for a log."""
     label = f"--log {short(log.path)}"
     lines, figures = read_log(log.path)
-    courses = read_courses(figures)
-    updates, losses = courses["updates"], courses["losses"]
+    series = read_series(figures)
+    updates, losses = series["updates"], series["losses"]
     if not losses:
         raise ValueError(
             f"{label} has no validation loss: name the log of a training that has validated, "
             "written with --log-format json or simple"
         )
-    for update, loss, x in zip(updates, losses, courses[_AXES[against][0]], strict=True):
+    for update, loss, x in zip(updates, losses, series[_AXES[against][0]], strict=True):
         if not math.isfinite(loss):
             raise ValueError(
                 f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
@@ -118,7 +118,7 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
     row = {
         "training": log.label,
         "log": short(log.path),
-        **courses,
+        **series,
         "last": {"update": updates[-1], "loss": losses[-1]},
         "smallest": {"update": updates[losses.index(smallest)], "loss": smallest},
     }
@@ -171,12 +171,12 @@ def format_facts(rows: list[dict[str, Any]], facts: int) -> str:
 
 def draw(axes: Any, rows: list[dict[str, Any]], against: str, facts: int | None = None) -> None:
     """Draw each training's loss, or bits per fact, against updates, minutes or training loss."""
-    course, label = _AXES[against]
+    key, label = _AXES[against]
     # all seeds of a model have one color
     models = [_SEED.sub("", row["training"]) if facts else row["training"] for row in rows]
     colors = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(models))}
     for number, (row, model) in enumerate(zip(rows, models, strict=True)):
-        x = [value / 60 for value in row[course]] if against == TIME else row[course]
+        x = [value / 60 for value in row[key]] if against == TIME else row[key]
         look = {"color": colors[model], "marker": None if facts else "."}
         look["label"] = model if number == models.index(model) else None
         axes.plot(x, row["bits" if facts else "losses"], **look)
@@ -193,7 +193,7 @@ def plot_losses(arguments: argparse.Namespace) -> None:
     """Read the logs and draw them."""
     facts, against = arguments.facts, [arguments.against]
     if facts is not None:
-        names_of(facts)
+        names_per_position(facts)
         against = [TIME, UPDATES]
     logs = parse_named_files("--log", arguments.log)
     rows = [read_training(log, against[0], facts) for log in logs]

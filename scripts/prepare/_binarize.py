@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 # Whitespace for str.split() but not for bytes.split(), such as the no-break space.
-OTHER_BLANK = re.compile(r"[^\S \t\n\r\v\f]")
+OTHER_WHITESPACE = re.compile(r"[^\S \t\n\r\v\f]")
 # Replaces such whitespace within a word, since fairseq would split the word there.
-VISIBLE_BLANK = "\u2423"
+VISIBLE_SPACE = "\u2423"
 # With its default padding factor of 8, fairseq would add made-up symbols to a new dictionary.
 NO_MADE_UP_SYMBOLS = ("--padding-factor", "1")
 # Tokens compared at once.
-SCANNED = 2**24
+TOKENS_AT_ONCE = 2**24
 
 
 def write_units(
@@ -63,7 +63,7 @@ def load_srcdict(path: Path) -> "Dictionary":
         ) from error
 
 
-def mend_offsets(prefix: str) -> dict[str, int]:
+def rewrite_index(prefix: str) -> dict[str, int]:
     """Rewrite the index of a split from its lengths; return its number of lines, tokens and <unk>.
 
     With numpy 2, fairseq adds up the lengths of merged parts in 32 bits, so offsets beyond 2 GiB
@@ -82,7 +82,7 @@ def mend_offsets(prefix: str) -> dict[str, int]:
     data = np.memmap(data_file_path(prefix), dtype=dtype, mode="r")
     # <unk> has the same index in every dictionary
     unknown = Dictionary().unk()
-    pieces = (data[first : first + SCANNED] for first in range(0, len(data), SCANNED))
+    pieces = (data[first : first + TOKENS_AT_ONCE] for first in range(0, len(data), TOKENS_AT_ONCE))
     found = sum(int((piece == unknown).sum()) for piece in pieces)
     return {"lines": len(lengths), "tokens": sum(lengths), "unknown": found}
 
@@ -121,7 +121,7 @@ def preprocess(
     with child_process(command, log):
         pass
     log.unlink()
-    sizes = {split: mend_offsets(str(target / split)) for split in splits}
+    sizes = {split: rewrite_index(str(target / split)) for split in splits}
     for split, size in sizes.items():
         share = size["unknown"] / max(1, size["tokens"])
         print(f"{split}: {size['tokens']:,} tokens, {share:.2%} of them <unk>", flush=True)

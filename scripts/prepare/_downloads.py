@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scripts._shared.commands import short
-from scripts.prepare._stages import DOWNLOAD, existing
+from scripts.prepare._stages import DOWNLOAD, readable_path
 
 # One of the hosts answers "forbidden" to Python's own user agent.
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
@@ -27,7 +27,7 @@ def add_source_options(parser: argparse.ArgumentParser, files: str) -> None:
     """Add --from and --mirror, which exclude each other, for the files to download."""
     group = parser.add_mutually_exclusive_group()
     text = f"{files}, or a folder with them, instead of downloading"
-    group.add_argument("--from", dest="source", type=existing, metavar="FILE", help=text)
+    group.add_argument("--from", dest="source", type=readable_path, metavar="FILE", help=text)
     group.add_argument(
         "--mirror",
         dest="mirrors",
@@ -43,13 +43,13 @@ class Archive:
     """A published file that holds texts.
 
     Args:
-        place: its URL without the protocol.
+        address: its URL without the protocol.
         members: names of the texts, in any folder of it; the file's own name if it is a text.
         checksum: ALGORITHM:DIGITS of the file, None if unknown.
         text_checksum: checksum of its only text.
     """
 
-    place: str
+    address: str
     members: Sequence[str]
     checksum: str | None = None
     text_checksum: str | None = None
@@ -57,12 +57,12 @@ class Archive:
     @property
     def name(self) -> str:
         """Name of the file."""
-        return self.place.rpartition("/")[2]
+        return self.address.rpartition("/")[2]
 
     def path(self, options: argparse.Namespace) -> Path:
         """Return the file that --from gives, or download it into the --output folder."""
         if not options.source:
-            folder = self.place.rpartition("/")[0]
+            folder = self.address.rpartition("/")[0]
             mirrors = [*options.mirrors, f"https://{folder}", f"http://{folder}"]
             return download(self.name, mirrors, self.checksum, options.output / DOWNLOAD)
         path = options.source / self.name if options.source.is_dir() else options.source

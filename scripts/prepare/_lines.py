@@ -27,8 +27,8 @@ MOST_WORKERS = 16
 progress = partial(tqdm, unit_scale=True, disable=None)
 
 # A function from a list of lines to a list of the same length.
-Work = Callable[[list[str]], list[str]]
-_work: Work
+LineMapper = Callable[[list[str]], list[str]]
+_map_lines: LineMapper
 
 
 def add_workers_option(parser: argparse.ArgumentParser) -> None:
@@ -72,37 +72,37 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def _start_process(make: Callable[[], Work], parent: int) -> None:
+def _start_process(make_mapper: Callable[[], LineMapper], parent: int) -> None:
     """Set up a worker process, which ends with its parent and not at Ctrl-C."""
-    global _work
+    global _map_lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent, signal.SIGKILL)
-    _work = make()
+    _map_lines = make_mapper()
 
 
-def _work_on(lines: list[str]) -> list[str]:
+def _apply(lines: list[str]) -> list[str]:
     """Apply the function of this process to lines."""
-    return _work(lines)
+    return _map_lines(lines)
 
 
 def in_processes(
-    lines: Iterable[str], make: Callable[[], Work], workers: int
+    lines: Iterable[str], make_mapper: Callable[[], LineMapper], workers: int
 ) -> Iterator[list[str]]:
     """Yield the result of the work on each chunk of lines, in order.
 
-    ``make`` is called once in each process; with one worker, in this process. The workers of
+    ``make_mapper`` is called once in each process; with one worker, in this process. The workers of
     sacremoses would hold the whole text in memory; subword-nmt's lose lines when one fails.
     """
     remaining = iter(lines)
     chunks = iter(lambda: list(islice(remaining, CHUNK)), [])
     if workers == 1:
-        yield from map(make(), chunks)
+        yield from map(make_mapper(), chunks)
         return
-    start = {"initializer": _start_process, "initargs": (make, os.getpid())}
+    start = {"initializer": _start_process, "initargs": (make_mapper, os.getpid())}
     try:
         with ProcessPoolExecutor(workers, **start) as pool:
             while batch := list(islice(chunks, AHEAD * workers)):
-                yield from pool.map(_work_on, batch)
+                yield from pool.map(_apply, batch)
     except BrokenProcessPool as error:
         raise ValueError(
             f"--workers {workers}: one of the processes was killed, most likely for lack of "
@@ -113,7 +113,7 @@ def in_processes(
 def write_lines(
     lines: Iterable[str],
     target: Path,
-    make: Callable[[], Work],
+    make_mapper: Callable[[], LineMapper],
     workers: int,
     description: str,
 ) -> dict[str, int]:
@@ -123,7 +123,7 @@ def write_lines(
         target.open("w", encoding="utf-8", newline="\n") as file,
         progress(desc=description, unit=" lines") as bar,
     ):
-        for made in in_processes(lines, make, workers):
+        for made in in_processes(lines, make_mapper, workers):
             file.writelines(f"{line}\n" for line in made)
             sizes["lines"] += len(made)
             sizes["words"] += sum(line.count(" ") + 1 for line in made if line)

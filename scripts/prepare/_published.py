@@ -12,15 +12,15 @@ from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import (
     NO_MADE_UP_SYMBOLS,
-    OTHER_BLANK,
-    VISIBLE_BLANK,
+    OTHER_WHITESPACE,
+    VISIBLE_SPACE,
     load_srcdict,
     preprocess,
     write_units,
 )
 from scripts.prepare._downloads import Archive, add_source_options
 from scripts.prepare._lines import add_workers_option
-from scripts.prepare._stages import SPLITS, Stages, existing, file_digest, run_preparation
+from scripts.prepare._stages import SPLITS, Stages, file_digest, readable_path, run_preparation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,13 +61,13 @@ class Words:
             with lines, text.open("a", encoding="utf-8", newline="\n") as file:
                 for line in lines:
                     if self.ascii_blanks:
-                        line = OTHER_BLANK.sub(VISIBLE_BLANK, line)
+                        line = OTHER_WHITESPACE.sub(VISIBLE_SPACE, line)
                     file.write(" ".join(line.split()) + "\n")
-        which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(self.threshold)]
+        dictionary_options = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(self.threshold)]
         if options.srcdict:
             load_srcdict(options.srcdict)
-            which = ["--srcdict", short(options.srcdict)]
-        sizes = preprocess(texts, folder, options.workers, which)
+            dictionary_options = ["--srcdict", short(options.srcdict)]
+        sizes = preprocess(texts, folder, options.workers, dictionary_options)
         with (folder / "dict.txt").open(encoding="utf-8") as symbols:
             vocabulary = sum(1 for _ in symbols) + self.unlisted
         if not options.srcdict:
@@ -217,7 +217,7 @@ def run(data_set: Words | Characters, description: str, arguments: list[str] | N
         parser.set_defaults(newlines=None, workers=1)
         add_source_options(parser, ", ".join(archive.name for archive in data_set.archives))
         text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
-        parser.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
+        parser.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
         if isinstance(data_set, Words):
             add_workers_option(parser)
         elif data_set.has_newlines:

@@ -24,16 +24,16 @@ SPLITS = ("train", "valid", "test")
 RECORD, DOWNLOAD = "stage.json", "download"
 
 
-def resolved(path: str) -> Path:
+def absolute_path(path: str) -> Path:
     """Return the absolute path that an option names."""
     return Path(path).resolve()
 
 
-def existing(path: str) -> Path:
+def readable_path(path: str) -> Path:
     """Return the absolute path of a readable file or folder; argparse names the option."""
     if not os.access(path, os.R_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be read: give a file or folder that can")
-    return resolved(path)
+    return absolute_path(path)
 
 
 def run_preparation(
@@ -45,7 +45,7 @@ def run_preparation(
     """Run the command of a preparation, given its module's docstring; return the exit status."""
     parser = command_parser(description)
     text = "folder of the result; fairseq reads DIR/bin"
-    parser.add_argument("--output", type=resolved, required=True, metavar="DIR", help=text)
+    parser.add_argument("--output", type=absolute_path, required=True, metavar="DIR", help=text)
     add_options(parser)
     options = parser.parse_args(arguments)
     return exit_status(lambda: prepare(options), output=options.output)

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from scripts._shared.commands import short
-from scripts.prepare._lines import Work, add_workers_option, progress, read_lines, write_lines
+from scripts.prepare._lines import LineMapper, add_workers_option, progress, read_lines, write_lines
 
 # Symbols of fairseq that no text may contain. The word <unk> may occur: fairseq reads it as <unk>.
 SPECIAL = ("<s>", "</s>", "<pad>")
@@ -48,7 +48,7 @@ def check_language(language: str, option: str = "language") -> None:
 
 def moses_tokenizer(
     language: str, normalize: bool = False, aggressive_hyphens: bool = False
-) -> Work:
+) -> LineMapper:
     """Return a function from lines to lines of Moses tokens, separated by single spaces.
 
     With normalize, it makes punctuation uniform first, as Moses' normalize-punctuation does; with
@@ -68,11 +68,11 @@ def moses_tokenizer(
     ]
 
 
-def split_words(line: str, place: str, subwords: bool = False) -> str:
+def split_words(line: str, location: str, subwords: bool = False) -> str:
     """Split a line at whitespace of any kind; return the words, separated by single spaces.
 
-    Raises ValueError, naming the place, if a word is a special symbol of fairseq or, with subwords,
-    contains one, which could become a unit.
+    Raises ValueError, naming the location, if a word is a special symbol of fairseq or, with
+    subwords, contains one, which could become a unit.
     """
     words = line.split()
     found = [word for word in SPECIAL if word in words]
@@ -80,9 +80,9 @@ def split_words(line: str, place: str, subwords: bool = False) -> str:
         found = [symbol for symbol in (*SPECIAL, "<unk>") if symbol in line]
     if found:
         raise ValueError(
-            f"{place}: {found[0]} is a special symbol of fairseq, which would not be read as text: "
-            f"write it in another way, such as [{found[0].strip('<>')}], or give --moses LANGUAGE, "
-            "which escapes it"
+            f"{location}: {found[0]} is a special symbol of fairseq, which would not be read as "
+            f"text: write it in another way, such as [{found[0].strip('<>')}], or give --moses "
+            "LANGUAGE, which escapes it"
         )
     return " ".join(words)
 
@@ -122,7 +122,7 @@ def check_codes(path: Path) -> int:
     return len(pairs)
 
 
-def subword_units(codes: Path) -> Work:
+def subword_units(codes: Path) -> LineMapper:
     """Return a function from lines of words to lines of their units."""
     from subword_nmt.apply_bpe import BPE
 
@@ -165,6 +165,6 @@ def make_units(
     else:
         learn([tokens / name for name in training], options.bpe_size, codes)
     for name in names:
-        work = partial(subword_units, codes)
-        write_lines(_words(tokens / name), target / name, work, options.workers, f"units {name}")
+        make = partial(subword_units, codes)
+        write_lines(_words(tokens / name), target / name, make, options.workers, f"units {name}")
     return check_codes(codes)

@@ -26,7 +26,7 @@ RELATIONS, OBJECTS = 16, 256
 SYMBOLS = 4
 
 
-def names_of(facts: int) -> int:
+def names_per_position(facts: int) -> int:
     """Return the number of different symbols for each of the two names of a subject."""
     names = math.isqrt(max(0, facts) // RELATIONS)
     if names == 0 or RELATIONS * names**2 != facts:
@@ -38,7 +38,7 @@ def names_of(facts: int) -> int:
 
 def draw_facts(facts: int, seed: int) -> list[str]:
     """Return the facts, drawn with a seed, in the order of subjects and relations."""
-    names = names_of(facts)
+    names = names_per_position(facts)
     # only random() is guaranteed to draw the same in every version of Python
     draw = random.Random(f"{seed} facts")
     return [

@@ -68,11 +68,11 @@ def name(number: int, language: str) -> str:
 def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
     """Yield different sentences of a part in English and German."""
     drawn = numbers(part, seed)
-    which = random.Random(f"{seed} {part} sentences")
+    draw = random.Random(f"{seed} {part} sentences")
     seen = set()
     while len(seen) < count:
         small, large = sorted((next(drawn), next(drawn)))
-        sentence = int(which.random() * len(SENTENCES))
+        sentence = int(draw.random() * len(SENTENCES))
         if small == large or (sentence, small, large) in seen:
             continue
         seen.add((sentence, small, large))

@@ -30,13 +30,13 @@ from pathlib import Path
 from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
-from scripts.prepare._lines import Work, read_lines, write_lines
+from scripts.prepare._lines import LineMapper, read_lines, write_lines
 from scripts.prepare._stages import (
     SPLITS,
     Stages,
-    existing,
     file_digest,
     fingerprint,
+    readable_path,
     run_preparation,
 )
 from scripts.prepare._subwords import (
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
     text = "the text: a file or a folder"
-    add("--input", type=existing, required=True, metavar="TEXT", help=text)
+    add("--input", type=readable_path, required=True, metavar="TEXT", help=text)
     text = "lines or documents for each of valid and test (default: a twentieth)"
     add("--held-out", type=int, metavar="N", help=text)
     add("--seed", type=int, default=1, help="seed for drawing documents (default: %(default)s)")
@@ -67,29 +67,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--moses", metavar="LANGUAGE", help="tokenize with Moses, by the rules of en, de, ...")
     add_subword_options(parser)
     text = "codes of byte pair encoding of a trained model, to use instead of new ones"
-    add("--bpe-codes", type=existing, metavar="FILE", help=text)
+    add("--bpe-codes", type=readable_path, metavar="FILE", help=text)
     dictionary = parser.add_mutually_exclusive_group()
     text = "dict.txt of a trained model, to use instead of a new one"
-    dictionary.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
+    dictionary.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
     text = "symbols seen less often in training become <unk> (default: none)"
     dictionary.add_argument("--threshold", type=int, default=0, metavar="N", help=text)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Files to read one after another, or lines of one file, from first up to but not last."""
+    """Files to read one after another, or lines of one file, from start up to but not stop."""
 
     files: tuple[Path, ...]
-    first: int = 0
-    last: int | None = None
+    start: int = 0
+    stop: int | None = None
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield each line and its place, for messages."""
+        """Yield each line and its location, for messages."""
         for index, path in enumerate(self.files):
             if index:
                 yield "", ""
             for number, line in enumerate(read_lines(path)):
-                if self.first <= number and (self.last is None or number < self.last):
+                if self.start <= number and (self.stop is None or number < self.stop):
                     yield line, f"{short(path)}, line {number + 1}"
 
 
@@ -105,7 +105,7 @@ def check_held_out(given: int | None, count: int, things: str) -> int:
     return number
 
 
-def lines_of_a_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
+def split_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
     """Split a file: its last lines are for testing, those before them for validation."""
     count = sum(1 for _ in read_lines(path))
     number = check_held_out(options.held_out, count, "lines")
@@ -113,7 +113,7 @@ def lines_of_a_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
     return {split: Text((path,), *cuts[part : part + 2]) for part, split in enumerate(SPLITS)}
 
 
-def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
+def split_documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
     """Split the documents of a folder at random; each part is in the order of names."""
 
     def name(path: Path) -> str:
@@ -123,16 +123,16 @@ def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
     files = sorted(found, key=name)
     number = check_held_out(options.held_out, len(files), "files *.txt and *.txt.gz")
     drawn = random.Random(options.seed).sample(range(len(files)), 2 * number)
-    held = {"valid": set(drawn[:number]), "test": set(drawn[number:])}
-    held["train"] = set(range(len(files))) - set(drawn)
-    return {split: Text(tuple(files[place] for place in sorted(held[split]))) for split in SPLITS}
+    indices = {"valid": set(drawn[:number]), "test": set(drawn[number:])}
+    indices["train"] = set(range(len(files))) - set(drawn)
+    return {split: Text(tuple(files[i] for i in sorted(indices[split]))) for split in SPLITS}
 
 
 def find_parts(options: argparse.Namespace) -> dict[str, Text]:
     """Return the text of each part; raise ValueError if a folder has some of the three only."""
     source = options.input
     if source.is_file():
-        return lines_of_a_file(source, options)
+        return split_file(source, options)
     given = {
         split: path
         for split in SPLITS
@@ -145,7 +145,7 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
                 f"--output {short(options.output)} lies within --input {short(source)}, where its "
                 "texts would be taken for documents: give a folder beside it"
             )
-        return documents(source, options)
+        return split_documents(source, options)
     if missing := [f"{split}.txt" for split in SPLITS if split not in given]:
         raise ValueError(
             f"--input {short(source)} has {next(iter(given))}.txt and lacks {', '.join(missing)}: "
@@ -187,32 +187,32 @@ def other_blanks() -> dict[str, str]:
     return {**named, " ": BLANK}
 
 
-def character_symbols() -> Work:
+def character_symbols() -> LineMapper:
     """Return a function from lines to lines of their characters, separated by single spaces."""
     symbols = other_blanks()
-    return lambda lines: [" ".join(symbols.get(one, one) for one in line) for line in lines]
+    return lambda lines: [" ".join(symbols.get(char, char) for char in line) for line in lines]
 
 
 def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) -> dict:
     """Write the words or characters of each part; count its characters, lines and words."""
-    make: Callable[[], Work] = partial(moses_tokenizer, options.moses)
+    make_mapper: Callable[[], LineMapper] = partial(moses_tokenizer, options.moses)
     workers = options.workers
     if options.unit == "characters":
-        make = character_symbols
-    blanks_separate = options.unit != "characters" and not options.moses
-    if blanks_separate:
-        make, workers = lambda: list, 1
+        make_mapper = character_symbols
+    by_whitespace = options.unit != "characters" and not options.moses
+    if by_whitespace:
+        make_mapper, workers = lambda: list, 1
     sizes = {}
 
     def lines(text: Text, size: dict) -> Iterator[str]:
-        for line, place in text.lines():
+        for line, location in text.lines():
             size["characters"] += len(line) + 1
-            yield split_words(line, place, options.unit == "subwords") if blanks_separate else line
+            yield split_words(line, location, options.unit == "subwords") if by_whitespace else line
 
     for split, text in parts.items():
         size = sizes[split] = {"characters": 0}
         target = folder / f"{split}.txt"
-        size |= write_lines(lines(text, size), target, make, workers, f"tokenize {split}")
+        size |= write_lines(lines(text, size), target, make_mapper, workers, f"tokenize {split}")
         if not size["words"]:
             files = ", ".join(map(short, text.files[:3]))
             raise ValueError(f"the {split} part has no text ({files}): give files with text")
@@ -221,16 +221,16 @@ def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) 
 
 def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
     """Write the fairseq data folder; return the number of symbols and the sizes of each part."""
-    which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(options.threshold)]
+    dictionary_options = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(options.threshold)]
     if options.srcdict:
-        which = ["--srcdict", short(options.srcdict)]
+        dictionary_options = ["--srcdict", short(options.srcdict)]
     paths = {split: texts / f"{split}.txt" for split in SPLITS}
-    sizes = preprocess(paths, folder, options.workers, which)
+    sizes = preprocess(paths, folder, options.workers, dictionary_options)
     found = [line.split()[0] for line in read_lines(folder / "dict.txt")]
     symbols = {}
     if options.unit == "characters":
         known = {BLANK, *found}
-        symbols = {one: name for one, name in other_blanks().items() if name in known}
+        symbols = {character: name for character, name in other_blanks().items() if name in known}
     bpe, model = ("subword_nmt", "../bpe/codes") if options.unit == "subwords" else (None, None)
     write_units(folder, options.unit, bpe, model, options.moses, symbols)
     return {"symbols": len(found), "splits": sizes}

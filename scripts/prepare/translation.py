@@ -32,7 +32,7 @@ from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess, write_units
 from scripts.prepare._lines import open_text, progress, read_lines, write_lines
-from scripts.prepare._stages import Stages, fingerprint, resolved, run_preparation
+from scripts.prepare._stages import Stages, absolute_path, fingerprint, run_preparation
 from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
@@ -66,7 +66,7 @@ def find_files(languages: Sequence[str], parts: Mapping[str, Sequence[Path]]) ->
         )
 
     return {
-        part: {one: [find(part, prefix, one) for prefix in prefixes] for one in languages}
+        part: {code: [find(part, prefix, code) for prefix in prefixes] for code in languages}
         for part, prefixes in parts.items()
     }
 
@@ -147,9 +147,9 @@ def binarize(files: Files, options: argparse.Namespace, target: Path) -> dict:
     texts = {
         part: options.output / ("clean" if part in CLEANED else "bpe") / part for part in files
     }
-    which = [*NO_MADE_UP_SYMBOLS, "--joined-dictionary"]
+    dictionary_options = [*NO_MADE_UP_SYMBOLS, "--joined-dictionary"]
     languages = tuple(files["train"])
-    sizes = preprocess(texts, target, options.workers, which, languages)
+    sizes = preprocess(texts, target, options.workers, dictionary_options, languages)
     bpe = ("subword_nmt", "../bpe/codes")
     write_units(target, "subwords", *bpe, languages[0], hyphens=options.aggressive_hyphens)
     symbols = sum(1 for _ in read_lines(target / f"dict.{languages[0]}.txt"))
@@ -187,8 +187,8 @@ def prepare(stages: Stages, files: Files, options: argparse.Namespace) -> None:
     hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
     words = stages.run("tokens", partial(tokenize, files, options), hyphens)
     stages.run("references", partial(copy_references, files))
-    names = [f"{part}.{one}" for part in files for one in languages]
-    training = [f"train.{one}" for one in languages]
+    names = [f"{part}.{language}" for part in files for language in languages]
+    training = [f"train.{language}" for language in languages]
     work = partial(make_units, options.output / "tokens", names, training, options)
     merges = stages.run("bpe", work, {"bpe-size": options.bpe_size})
     limits = {"max-length": options.max_length, "max-ratio": options.max_ratio}
@@ -198,10 +198,10 @@ def prepare(stages: Stages, files: Files, options: argparse.Namespace) -> None:
     for part in files:
         pairs = words[part]["pairs"]
         parts[part] = {"pairs": pairs, "kept": pairs, **cleaned.get(part, {})}
-        for one in languages:
+        for language in languages:
             # lines and tokens of the kept pairs; tokens include the </s> of each line
-            size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
-            parts[part][one] = {"words": words[part][one], **size}
+            size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{language}"]
+            parts[part][language] = {"words": words[part][language], **size}
     stages.finish({"merges": merges, "symbols": binarized["symbols"], "parts": parts})
 
 
@@ -225,15 +225,15 @@ def prepare_texts(options: argparse.Namespace) -> None:
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(parser.add_argument, required=True)
     for side in ("source", "target"):
-        add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
+        add(f"--{side}-lang", metavar="CODE", help=f"{side} language, such as en")
     for part, number, text in (
         ("train", "+", "prefixes of the texts to train on"),
         ("valid", None, "prefix of the text to validate on"),
         ("test", "+", "prefixes of the texts to test on"),
     ):
-        add(f"--{part}", type=resolved, required=True, nargs=number, metavar="PREFIX", help=text)
+        add(f"--{part}", type=absolute_path, nargs=number, metavar="PREFIX", help=text)
     add_options(parser)
 
 

@@ -11,10 +11,10 @@ import sys
 from scripts.prepare._downloads import Archive
 from scripts.prepare._published import Words, run
 
-PLACE = "wikitext.smerity.com/wikitext-103-v1.zip"
+ADDRESS = "wikitext.smerity.com/wikitext-103-v1.zip"
 SPLITS = {f"wiki.{split}.tokens": split for split in ("train", "valid", "test")}
 WIKITEXT103 = Words(
-    archives=[Archive(PLACE, list(SPLITS), "md5:9ddaacaf6af0710eda8c456decff7832")],
+    archives=[Archive(ADDRESS, list(SPLITS), "md5:9ddaacaf6af0710eda8c456decff7832")],
     splits=SPLITS,
     vocabulary=267_735,
 )

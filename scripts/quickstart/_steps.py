@@ -25,15 +25,15 @@ def announce(title: str, words: list[str], before: str = "") -> None:
     print(f"\n{title}\n$ {before}{format_command(words)}", flush=True)
 
 
-def run_logged(words: list[str], log: Path, sent: str = "") -> str:
-    """Run a command with the input ``sent`` and its output in a log; return the output."""
+def run_logged(words: list[str], log: Path, stdin_text: str = "") -> str:
+    """Run a command with the input ``stdin_text`` and its output in a log; return the output."""
     with child_process(words, log) as child:
-        child.stdin.write(sent.encode())
+        child.stdin.write(stdin_text.encode())
         child.stdin.close()
     return log.read_text(encoding="utf-8")
 
 
-def figures(line: str) -> tuple[str, int, float] | None:
+def parse_log_line(line: str) -> tuple[str, int, float] | None:
     """Return part, update and loss (bits per token) of a fairseq log line; None for other lines."""
     if not (found := _FIGURES.search(line)):
         return None
@@ -96,12 +96,12 @@ class Training:
         announce(f"{title}, {updates} of {goal} updates done", words)
         print(f"fairseq's log: {short(self.log)}", flush=True)
         # without a checkpoint training starts over, and so does the log
-        goes_on = updates > 0 and self.log.exists()
-        start = self.log.stat().st_size if goes_on else 0
+        resumes = updates > 0 and self.log.exists()
+        start = self.log.stat().st_size if resumes else 0
         started = time.monotonic()
         loss = 0.0
         with (
-            child_process(words, self.log, append=goes_on) as child,
+            child_process(words, self.log, append=resumes) as child,
             self.log.open(encoding="utf-8", errors="replace") as log,
         ):
             log.seek(start)
@@ -111,7 +111,7 @@ class Training:
                 ended = child.poll() is not None
                 # the last line may still be half written
                 *lines, rest = (rest + log.read()).split("\n")
-                for part, update, bits in filter(None, map(figures, lines)):
+                for part, update, bits in filter(None, map(parse_log_line, lines)):
                     if part == "training":
                         loss = bits * self.scales[0]
                         continue

@@ -184,7 +184,7 @@ def sample(output: Path) -> None:
         words,
         before=f"echo {shlex.quote(PROMPT)} | ",
     )
-    log = run_logged(words, output / "sample.log", sent=PROMPT + "\n")
+    log = run_logged(words, output / "sample.log", stdin_text=PROMPT + "\n")
     print(f"\n{decode_sample(log)}", flush=True)
 
 

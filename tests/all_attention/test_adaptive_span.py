@@ -104,10 +104,10 @@ def multiply_adds_of(work):
     """Count multiply-adds of the matrix products in ``work``, whichever function computes them."""
 
     # from the shapes of x.baddbmm_(left, right), or of queries (B, H, C, d_h) and keys
-    def in_place(_, left, right, **how):
+    def in_place(_, left, right, **options):
         return bmm_flop(left, right)
 
-    def fused_attention(query, key, value, *rest, **how):
+    def fused_attention(query, key, value, *rest, **options):
         streams, heads, queries, width = query
         return 2 * 2 * streams * heads * queries * key[2] * width
 

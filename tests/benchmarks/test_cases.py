@@ -42,10 +42,10 @@ def test_the_tables_have_every_paper():
 
 @pytest.mark.slow
 def test_memory_is_that_of_a_separate_process():
-    selection = Selection(["product_key_memory"], True, CPU, 1, [])
+    chosen = Selection(["product_key_memory"], True, CPU, 1, [])
     table = 64**2 * 512 * 4
     of_training, of_inference = (
-        selection.own_memory(case, "ProductKeyMemory", FP32) for case in selection.cases().values()
+        chosen.measure_memory(case, "ProductKeyMemory", FP32) for case in chosen.cases().values()
     )
     # the values and Adam's two means
     assert of_training > 3 * table
@@ -53,7 +53,7 @@ def test_memory_is_that_of_a_separate_process():
 
 
 def test_the_command_prints_and_writes_what_it_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Selection, "own_memory", lambda *_: 3 << 20)
+    monkeypatch.setattr(Selection, "measure_memory", lambda *_: 3 << 20)
     words = ["product_key_memory", "--quick", "--turns", "2", "--threads", "1"]
     assert command.main([*words, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_a_picture_shows_the_published_code_where_it_took_part():
     assert shown == {**title, "training": 2.12, "evaluation": 4.0}
 
 
-def products(off=0.0, rows=1, agreeing=1.0, done=None):
+def products(off=0.0, rows=1, agreement=1.0, done=None):
     """Return a case whose models multiply (8, 16) x (16, 32): ours once, the other twice."""
 
     def build(times, setting):
@@ -138,7 +138,7 @@ def products(off=0.0, rows=1, agreeing=1.0, done=None):
 
     models = {"ours": Model(partial(build, 1))}
     models["twice"] = Model(partial(build, 2), same=True, dtypes=(FP32, BF16))
-    return Case("paper", "a name", "a mode", 100, models, tolerance=0.1, agreeing=agreeing)
+    return Case("paper", "a name", "a mode", 100, models, tolerance=0.1, min_agreement=agreement)
 
 
 def rows_of(case, monkeypatch, turns=3, dtypes=(FP32,)):
@@ -180,7 +180,7 @@ def test_a_model_is_compared_with_ours_of_its_dtype_in_the_dtypes_that_it_runs_i
 
 
 @pytest.mark.parametrize(
-    ("off", "rows", "agreeing", "refused"),
+    ("off", "rows", "agreement", "refused"),
     [
         (0.05, 100, 1.0, False),
         (-0.2, 1, 1.0, True),
@@ -190,8 +190,8 @@ def test_a_model_is_compared_with_ours_of_its_dtype_in_the_dtypes_that_it_runs_i
         (0.2, 2, 0.99, True),
     ],
 )
-def test_what_computes_other_things_is_not_compared(off, rows, agreeing, refused):
-    case = products(off, rows, agreeing)
+def test_what_computes_other_things_is_not_compared(off, rows, agreement, refused):
+    case = products(off, rows, agreement)
     if refused:
         message = "^paper: a name, a mode: twice differs from ours by .* 0.1 is allowed"
         with pytest.raises(ValueError, match=message):

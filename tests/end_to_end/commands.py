@@ -49,7 +49,7 @@ class Command:
         (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
         module = re.sub("^fairseq-", "fairseq_cli.", name).replace("-", "_")
         arguments = (module, list(map(str, words)), self._files.name, folder, environment(), before)
-        self._process = FORK_SERVER.Process(target=_be_command, args=arguments)
+        self._process = FORK_SERVER.Process(target=_run_as_command, args=arguments)
         self._process.start()
 
     @property
@@ -88,7 +88,7 @@ def run(name, *words, text="", folder=ROOT, fails=False, before=None):
 
 
 @contextmanager
-def forked(words, log=None, append=False):
+def run_forked(words, log=None, append=False):
     """Do what ``child_process`` of scripts does, without starting a new Python.
 
     fairseq's commands are forked, and other scripts run in this process.
@@ -109,7 +109,7 @@ def forked(words, log=None, append=False):
     yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
 
 
-def _be_command(module, words, files, folder, variables, before):
+def _run_as_command(module, words, files, folder, variables, before):
     """Act as ``python -m module words`` in a folder and environment; files are input and output."""
     os.setsid()
     # the objects from before the fork are not garbage, and take long to scan
@@ -172,7 +172,7 @@ def run_together(name, *words, before=None):
     return printed
 
 
-def evaluation(data, checkpoint, *options):
+def evaluation_command(data, checkpoint, *options):
     """Return the words of fairseq-eval-lm for a checkpoint of a segment language model."""
     return (
         *("fairseq-eval-lm", data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu"),
@@ -182,7 +182,7 @@ def evaluation(data, checkpoint, *options):
 
 def evaluate(data, checkpoint, *options, fails=False):
     """Run fairseq-eval-lm and return what it printed."""
-    return run(*evaluation(data, checkpoint, *options), fails=fails)
+    return run(*evaluation_command(data, checkpoint, *options), fails=fails)
 
 
 def tokens_evaluated(printed):

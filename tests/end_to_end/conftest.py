@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.end_to_end.commands import run
-from tests.end_to_end.trainings import training
+from tests.end_to_end.trainings import training_command
 
 WORDS = "the cat sat on a mat dog ran far away and then home again".split()
 
@@ -89,7 +89,7 @@ def trained(corpora, made_once):
     def find(paper):
         def make(folder):
             words = ("--max-update", 20, "--save-interval-updates", 4)
-            (folder / "log").write_text(run(*training(corpora, paper, folder, *words)))
+            (folder / "log").write_text(run(*training_command(corpora, paper, folder, *words)))
 
         return made_once(paper, make)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import MODEL, run, run_together, train
-from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training
+from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training_command
 
 
 def spans(folder, file="checkpoint_last.pt"):
@@ -38,7 +38,7 @@ def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
 def test_spans_stay_in_their_interval(corpora, tmp_path, precision):
     # four steps of 0.3 close spans that begin at 0.2
     shut = ("--span-init", 0.2, "--span-loss", 1.0, "--adagrad-clip", 0, "--lr", 0.3)
-    run(*training(corpora, "all_attention", tmp_path, "--max-update", 4, *shut, *precision))
+    run(*training_command(corpora, "all_attention", tmp_path, "--max-update", 4, *shut, *precision))
     found = spans(tmp_path)
     assert torch.equal(found, torch.zeros_like(found))
     assert found.dtype == torch.float32
@@ -46,9 +46,9 @@ def test_spans_stay_in_their_interval(corpora, tmp_path, precision):
 
 def test_two_workers_learn_what_one_learns(corpora, tmp_path):
     options = ("--max-update", 6, "--dropout", 0, "--span-init", 0.2, "--disable-validation")
-    run(*training(corpora, "all_attention", tmp_path / "one", *options))
+    run(*training_command(corpora, "all_attention", tmp_path / "one", *options))
     streams = ("--batch-size", 2)
-    run_together(*training(corpora, "all_attention", tmp_path / "two", *options, *streams))
+    run_together(*training_command(corpora, "all_attention", tmp_path / "two", *options, *streams))
     one, two = (parameters(tmp_path / workers) for workers in ("one", "two"))
     assert_equal(two, one, rtol=1e-4, atol=1e-5)
     assert spans(tmp_path / "two").min() > 0
@@ -60,7 +60,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(corpora, learned, tmp_path):
     state = torch.load(begun, weights_only=True)["extra_state"]["train_iterator"]
     assert [len(hidden[0]) for hidden in state["recurrence"]["layers"]] == [12, 12]
     start = ("--restore-file", begun, "--max-update", 20)
-    printed = run(*training(corpora, "all_attention", tmp_path, *start))
+    printed = run(*training_command(corpora, "all_attention", tmp_path, *start))
     assert "resuming with recurrence" in printed
     assert_equal(parameters(tmp_path), parameters(learned), **EXACT)
     assert not torch.equal(spans(learned), spans(learned, begun.name))
@@ -75,10 +75,10 @@ def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
 def test_another_largest_span_takes_a_fresh_optimizer(corpora, learned, tmp_path):
     again = ("--restore-file", learned / "checkpoint_last.pt", "--reset-dataloader")
     again += ("--attention-span", 40, "--max-update", 22)
-    printed = run(*training(corpora, "all_attention", tmp_path, *again), fails=True)
+    printed = run(*training_command(corpora, "all_attention", tmp_path, *again), fails=True)
     assert "(12, 8)" in printed
     assert "(40, 8), as after another --attention-span: give --reset-optimizer" in printed
     again += ("--reset-optimizer", "--reset-lr-scheduler", "--reset-meters")
-    printed = run(*training(corpora, "all_attention", tmp_path, *again))
+    printed = run(*training_command(corpora, "all_attention", tmp_path, *again))
     assert "trained with --attention-span 12, and here it is 40" in printed
     assert len(parameters(tmp_path)["decoder.positions.weight"]) == 40

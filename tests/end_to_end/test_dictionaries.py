@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.end_to_end.commands import ALL, USER_DIR, run
-from tests.end_to_end.trainings import training, translation
+from tests.end_to_end.trainings import training_command, translation_command
 
 
 def reverse(data, folder):
@@ -24,13 +24,13 @@ def test_another_order_of_symbols_is_refused(pairs, trained, tmp_path, command):
     path = model / "checkpoint_last.pt"
     fit = ({"pairs": other}, "weighted_transformer")
     words = {
-        "generate": translation(other, path),
+        "generate": translation_command(other, path),
         "validate": (
             *("fairseq-validate", other, *USER_DIR, "--task", "translation", "--path", path),
             *("--cpu", "--max-tokens", 200, *ALL),
         ),
-        "train": training(*fit, model, "--max-update", 21),
-        "finetune": training(*fit, new, "--finetune-from-model", path, "--max-update", 1),
+        "train": training_command(*fit, model, "--max-update", 21),
+        "finetune": training_command(*fit, new, "--finetune-from-model", path, "--max-update", 1),
     }[command]
     printed = run(*words, fails=True)
     assert ".pt was trained with another dictionary than the source dictionary of DATA" in printed
@@ -43,7 +43,7 @@ def test_folders_of_a_training_have_one_dictionary(pairs, tmp_path):
 
     def fit(folder, second):
         corpora = {"pairs": f"{pairs}:{second}"}
-        return training(corpora, "weighted_transformer", folder, "--max-update", 1)
+        return training_command(corpora, "weighted_transformer", folder, "--max-update", 1)
 
     run(*fit(tmp_path / "model", same))
     printed = run(*fit(tmp_path / "none", other), fails=True)

@@ -62,9 +62,9 @@ def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, op
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
     assert tokens_evaluated(printed) == test_tokens
     memory = 0 if "absolute" in positions else 8
-    for said in (trained, printed):
-        assert f"recurrence {memory} tokens" in said
-        assert f"positions {positions}" in said
+    for output in (trained, printed):
+        assert f"recurrence {memory} tokens" in output
+        assert f"positions {positions}" in output
 
 
 def test_shards_together_score_every_token(data, checkpoint, test_tokens):
@@ -113,10 +113,10 @@ def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpo
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 7, "--output-word-probs", *options)
     tokens = re.findall(r"(\S+) \[(-\d+\.\d+)\]", printed)
     nats = -np.mean([float(found) for token, found in tokens if token != "</s>"])
-    (said,) = re.findall(
+    (figures,) = re.findall(
         r"without line ends: ([\d.]+) bits a token, perplexity ([\d.]+) \(([\d,]+) of", printed
     )
-    bits, perplexity, count = (float(number.replace(",", "")) for number in said)
+    bits, perplexity, count = (float(number.replace(",", "")) for number in figures)
     assert bits == pytest.approx(nats / np.log(2), abs=6e-5)
     assert perplexity == pytest.approx(np.exp(nats), abs=6e-3)
     assert 0 < count == sum(token != "</s>" for token, _ in tokens) < len(tokens)

@@ -56,8 +56,8 @@ SHORT = {
 
 
 def yaml(recipe):
-    room, name = recipe.split("/")
-    return ("--config-dir", EXAMPLES / room / "config", "--config-name", name)
+    paper, name = recipe.split("/")
+    return ("--config-dir", EXAMPLES / paper / "config", "--config-name", name)
 
 
 # make test runs only one of them
@@ -67,7 +67,7 @@ def yaml(recipe):
 )
 def test_a_recipes_yaml_trains_as_its_command_does(recipe, tmp_path, corpora):
     task, values = TINY[recipe]
-    room, name = recipe.split("/")
+    paper, name = recipe.split("/")
     source, values = corpora["pairs" if task == "translation" else "text"], SHORT | values
     flags = []
     for option, value in values.items():
@@ -76,7 +76,7 @@ def test_a_recipes_yaml_trains_as_its_command_does(recipe, tmp_path, corpora):
     by_command, by_hydra = tmp_path / "train", tmp_path / "hydra"
     by_command.mkdir()
     places = {"data": str(source.parent), "checkpoints": str(by_command)}
-    given = words(room, name, "train", *flags, **places)
+    given = words(paper, name, "train", *flags, **places)
     # the commands are forked from a process that has loaded the plugin from PLUGIN
     given[given.index("--user-dir") + 1] = PLUGIN
     run("fairseq-train", *given, folder=tmp_path)

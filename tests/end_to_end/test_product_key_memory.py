@@ -12,19 +12,19 @@ from scripts.evaluate import memory_usage
 from tests.end_to_end.commands import (
     ALL,
     USER_DIR,
-    evaluation,
+    evaluate,
     loss,
     run,
     tokens_evaluated,
 )
-from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training
+from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training_command
 
 TASK = (*USER_DIR, "--task", "language_modeling")
 
 
 def train_lm(corpora, folder, *options):
     """Train a language model with memories for 6 updates."""
-    words = training(corpora, "product_key_memory", folder, "--max-update", 6, *options)
+    words = training_command(corpora, "product_key_memory", folder, "--max-update", 6, *options)
     # only adam_with_memory has this option
     without = ("--memory-lr", "0.01") if "adam" in options else ()
     return run(*(word for word in words if word not in without))
@@ -73,13 +73,13 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
 
 
 def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_path, test_tokens):
-    options = """--memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4
+    options = """--max-update 6 --memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4
     --memory-query-dim 8 --memory-query-batch-norm --optimizer adam_with_memory --lr 0.003"""
-    words = training(corpora, "all_attention", tmp_path, "--max-update", 6, *options.split())
+    words = training_command(corpora, "all_attention", tmp_path, *options.split())
     printed = run(*(word for word in words if word not in ("--adagrad-clip", "0.03")))
     assert "product-key memories in layers 2" in printed
     assert measured(printed) == ["valid_memory2_kl", "valid_memory2_usage"]
-    printed = run(*evaluation(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5))
+    printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5)
     assert tokens_evaluated(printed) == test_tokens
 
 
@@ -91,7 +91,7 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(corpora, data, traine
     rare = np.load(file)["memory2"]
     assert rare.sum() == 16
     words = ("--finetune-from-model", before, "--memory-trainable-slots", file, "--max-update", 6)
-    run(*training(corpora, "product_key_memory", tuned, *words))
+    run(*training_command(corpora, "product_key_memory", tuned, *words))
     (table,) = (name for name in parameters(model) if name.endswith("memory.values"))
     changed = (parameters(model)[table] != parameters(tuned)[table]).any(1)
     assert changed.any()

@@ -10,7 +10,7 @@ from scripts.prepare import _binarize, python_source
 from scripts.quickstart import _steps as quickstart_steps
 from scripts.quickstart import language_model as quickstart
 from scripts.quickstart import translation
-from tests.end_to_end.commands import ROOT, forked
+from tests.end_to_end.commands import ROOT, run_forked
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_all_steps_after_the_corpus(tmp_path, monkeypatch, capsys):
         part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())
         (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
     (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
-    monkeypatch.setattr(_binarize, "child_process", forked)
+    monkeypatch.setattr(_binarize, "child_process", run_forked)
     monkeypatch.setattr(python_source, "WORKERS", 1)
     python_source.prepare(tmp_path / "data", library, subwords=200)
     (tmp_path / "checkpoints").mkdir()
@@ -58,7 +58,7 @@ def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(translation, "PREPARATION_OPTIONS", preparation)
     monkeypatch.setattr(translation, "TRAINING_OPTIONS", training)
     for module in (translation, quickstart_steps, evaluate_translation, _binarize):
-        monkeypatch.setattr(module, "child_process", forked)
+        monkeypatch.setattr(module, "child_process", run_forked)
     assert translation.main(["--output", str(tmp_path)]) == 0
     printed = capfd.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())

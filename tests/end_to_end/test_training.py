@@ -48,18 +48,18 @@ def test_a_folder_that_another_training_writes_into_is_refused(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("--shuffle-sentences", ", sentences shuffled with seed 1, segments of 8"),
         ("--segment-jitter 3", ", lengths of deviation 3 drawn with seed 1, segments of 8"),
     ],
 )
 def test_a_resumed_run_goes_on_with_what_its_epoch_drew(
-    data, uninterrupted, tmp_path, option, said
+    data, uninterrupted, tmp_path, option, message
 ):
     drawn = (*option.split(), "--disable-validation")
     printed = train(data, tmp_path / "whole", *STEPS, *drawn)
-    assert said in printed
+    assert message in printed
     train(data, tmp_path / "parts", "--max-update", 3, *drawn)
     train(data, tmp_path / "parts", *STEPS, *drawn)
     whole = parameters(tmp_path / "whole")

@@ -8,8 +8,8 @@ import torch
 
 import fairseq_plugins
 from scripts.evaluate import translation as evaluate_translation
-from tests.end_to_end.commands import ALL, USER_DIR, forked, run
-from tests.end_to_end.trainings import EXACT, assert_equal, logged, training, translation
+from tests.end_to_end.commands import ALL, USER_DIR, run, run_forked
+from tests.end_to_end.trainings import logged, training_command, translation_command
 from tests.weighted_transformer.tiny import assert_on_simplex
 
 LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
@@ -47,8 +47,8 @@ def test_it_is_trained_and_its_weights_are_logged(model):
 def generated(pairs, model):
     """Return the scores and texts that fairseq-generate printed, by the number of the sentence."""
     path = ("--path", model / "checkpoint_last.pt", "--beam", 4, "--print-alignment")
-    how = (*ALL, "--batch-size", 8, "--cpu", "--lenpen", 0.6)
-    printed = run("fairseq-generate", pairs, *USER_DIR, *path, *how)
+    options = (*ALL, "--batch-size", 8, "--cpu", "--lenpen", 0.6)
+    printed = run("fairseq-generate", pairs, *USER_DIR, *path, *options)
     assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
     lines = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
     found = {int(number): (float(score), text) for number, score, text in lines}
@@ -60,7 +60,7 @@ def test_translations_are_evaluated_with_what_weighs_the_branches(
     pairs, model, generated, tmp_path, monkeypatch
 ):
     found = {}
-    monkeypatch.setattr(evaluate_translation, "child_process", forked)
+    monkeypatch.setattr(evaluate_translation, "child_process", run_forked)
     for replaced in ("learned", "uniform"):
         output = tmp_path / replaced
         words = (pairs, "--path", model / "checkpoint_last.pt", *LANGUAGES, "--beam", 4)
@@ -108,18 +108,18 @@ def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, mod
 
 def test_a_resumed_run_goes_on_with_the_schedule(corpora, model, tmp_path):
     start = ("--restore-file", model / "checkpoint_1_4.pt", "--max-update", 20)
-    run(*training(corpora, "weighted_transformer", tmp_path, *start))
+    run(*training_command(corpora, "weighted_transformer", tmp_path, *start))
     (weights, updates), (expected, of_whole) = last(tmp_path), last(model)
-    assert_equal(weights, expected, **EXACT)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
     assert updates == of_whole
 
 
 def test_a_model_that_is_validated_by_translating_is_loaded(corpora, pairs, tmp_path):
     best = ("--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric")
     words = ("--max-epoch", 1, "--eval-bleu", *best)
-    printed = run(*training(corpora, "weighted_transformer", tmp_path, *words))
+    printed = run(*training_command(corpora, "weighted_transformer", tmp_path, *words))
     assert re.search(r'"valid_bleu": "[\d.]+"', printed)
-    translated = run(*translation(pairs, tmp_path / "checkpoint_best.pt"))
+    translated = run(*translation_command(pairs, tmp_path / "checkpoint_best.pt"))
     assert len(re.findall(r"^H-\d+\t", translated, re.MULTILINE)) == 31
 
 
@@ -128,7 +128,7 @@ def test_gradients_of_the_parts_of_an_epoch_are_those_of_all_of_it(corpora, tmp_
     found = []
     for name, parts in (("whole", ()), ("parts", ("--batch-size", 100, "--update-freq", 2))):
         folder = tmp_path / name
-        printed = run(*training(corpora, "weighted_transformer", folder, *exact, *parts))
+        printed = run(*training_command(corpora, "weighted_transformer", folder, *exact, *parts))
         (sentences,) = map(int, re.findall(r" train en-de (\d+) examples", printed))
         assert 100 < sentences <= 200
         found.append(last(folder)[0])

@@ -55,19 +55,19 @@ def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
 def test_two_workers_with_shards_resume_what_one_learns(data, tmp_path):
     # batch norm cancels the bias before it, whose gradient consists of rounding errors: a large
     # epsilon keeps Adam from turning them into steps
-    how = f"""--arch transformer_xl --decoder-layers 2 --decoder-embed-dim 16
+    options = f"""--arch transformer_xl --decoder-layers 2 --decoder-embed-dim 16
     --decoder-attention-heads 2 --decoder-ffn-embed-dim 16 --mem-len 8
     --memory-layers 2 --memory-query-batch-norm {MEMORY}
     --adam-eps 1e-3 --lr 0.01 --memory-lr 0.05 --clip-norm 0.5""".split()
     one, two = tmp_path / "one", tmp_path / "two"
-    train(data, one, "--max-update", 4, "--disable-validation", *how, model=())
+    train(data, one, "--max-update", 4, "--disable-validation", *options, model=())
     # with validation, before which the recurrence of all streams is gathered
     for updates, shards in (
         (2, ()),
         (3, ("--memory-shard-values",)),
         (4, ("--memory-shard-values",)),
     ):
-        train(data, two, "--max-update", updates, *shards, *how, model=(), workers=2)
+        train(data, two, "--max-update", updates, *shards, *options, model=(), workers=2)
     values = parameters(two)["decoder.layers.1.feed_forward.memory.values"]
     assert values.shape == (64, 16)
     assert_equal(parameters(two), parameters(one), rtol=1e-4, atol=1e-5)

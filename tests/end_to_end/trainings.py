@@ -49,7 +49,7 @@ EXACT = {"rtol": 0, "atol": 0}
 _TIMES = ("wps", "ups", "wall", "train_wall", "gb_free")
 
 
-def training(corpora, paper, folder, *options):
+def training_command(corpora, paper, folder, *options):
     """Return the words of fairseq-train for a paper's training that is saved in a folder."""
     data, model = TRAININGS[paper]
     logs = ("--cpu", "--seed", 1, "--log-format", "json", "--log-interval", 1)
@@ -57,7 +57,7 @@ def training(corpora, paper, folder, *options):
     return (*words, "--save-dir", folder, *options)
 
 
-def translation(data, checkpoint):
+def translation_command(data, checkpoint):
     """Return the words of fairseq-generate for a checkpoint of a translation model."""
     return (
         *("fairseq-generate", data, *USER_DIR, "--path", checkpoint, "--cpu", *ALL),

@@ -28,7 +28,7 @@ from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of
-from tests.gpu.host_waits import SPANS_READ, WAITS, asker
+from tests.gpu.host_waits import SPANS_READ, WAITS, calling_function
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often our functions make the host wait in an update
@@ -60,7 +60,7 @@ class Autocast(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     @contextlib.contextmanager
-    def block(self, *kind, enabled=True, **how):
+    def block(self, *kind, enabled=True, **options):
         """Stand in for torch.autocast."""
         before, self.enabled = self.enabled, enabled
         yield
@@ -73,7 +73,7 @@ def numbers_read(monkeypatch, amp=False):
     asked = Counter()
 
     def note():
-        if name := asker(sys._getframe(2)):
+        if name := calling_function(sys._getframe(2)):
             asked[name] += 1
 
     def nested(shape, number):

@@ -112,11 +112,11 @@ def test_weights_that_do_not_fit_are_refused_in_a_sentence(changed, reason):
     loading = checkpoint_files.weights_loaded_into(model, weights)
     with pytest.raises(MisfitError if misfit else FloatingPointError) as raised, loading:
         model.load_state_dict(weights)
-    told = str(raised.value)
-    assert "the checkpoint runs/last.pt" in told
-    assert reason in told
-    assert "\n" not in told
-    assert ("--save-dir" in told) == misfit
+    message = str(raised.value)
+    assert "the checkpoint runs/last.pt" in message
+    assert reason in message
+    assert "\n" not in message
+    assert ("--save-dir" in message) == misfit
 
 
 def test_buffers_that_hold_no_weights_may_be_anything():

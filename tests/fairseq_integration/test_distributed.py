@@ -21,7 +21,7 @@ BRANCHES = {"_name": "weighted_transformer_tiny", "encoder_layers": 1, "decoder_
 MODELS = [PLAIN, SPANS, SPARSE, BRANCHES]
 # rows about distributed training in the table of docs/training.md
 BACKENDS = ("legacy_ddp", "no_c10d", "pytorch_ddp", "c10d", "fully_sharded", "slowmo")
-SHARED_OUT = {
+DISTRIBUTED_OPTIONS = {
     **{backend: {"ddp_backend": backend} for backend in BACKENDS},
     "--model-parallel-size": {"model_parallel_size": 2},
     "--pipeline-model-parallel": {"pipeline_model_parallel": True},
@@ -69,14 +69,14 @@ def test_the_page_says_what_is_refused():
     for row in re.findall(r"^\| (`--.*) \|$", table, re.MULTILINE):
         label, *cells = row.split(" | ")
         words = re.findall(r"[-\w]+", label)
-        named = [word for word in SHARED_OUT if word in words]
+        named = [word for word in DISTRIBUTED_OPTIONS if word in words]
         seen.update(named)
         assert set(cells) <= {"tested", "refused", "not run", "no such option"}
         assert named or "refused" not in cells, label
         for word in named:
             for model, cell in zip(MODELS, cells, strict=True):
-                flag = next(iter(SHARED_OUT[word])).replace("_", "-")
+                flag = next(iter(DISTRIBUTED_OPTIONS[word])).replace("_", "-")
                 refused = pytest.raises(ValueError, match=f"^--{flag} is ")
                 with refused if cell == "refused" else nullcontext():
-                    build(model, **SHARED_OUT[word])
-    assert seen == set(SHARED_OUT)
+                    build(model, **DISTRIBUTED_OPTIONS[word])
+    assert seen == set(DISTRIBUTED_OPTIONS)

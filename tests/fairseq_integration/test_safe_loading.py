@@ -79,7 +79,7 @@ def test_a_cut_file_of_old_versions_of_torch_and_another_archive_are_named(tmp_p
     [("DefaultCPUAllocator: can't allocate memory", False), ("unable to mmap 9 bytes", True)],
 )
 def test_what_a_machine_lacks_is_no_damage(tmp_path, monkeypatch, words, archive):
-    def fail(*args, **how):
+    def fail(*args, **options):
         raise RuntimeError(words)
 
     torch.save({}, tmp_path / "last.pt", _use_new_zipfile_serialization=archive)
@@ -99,11 +99,11 @@ def test_no_error_advises_to_run_what_is_in_a_file(tmp_path, archive):
     torch.save({"model": Printing()}, path, _use_new_zipfile_serialization=archive)
     with pytest.raises(ValueError, match=r"^CHECKPOINT holds more than weights") as raised:
         read_checkpoint(path, "CHECKPOINT")
-    told = str(raised.value)
-    assert "GLOBAL print" in told
-    assert "weights_only" not in told
-    assert told.endswith("name one that fairseq-train wrote")
-    assert ("cut short" in told) != archive
+    message = str(raised.value)
+    assert "GLOBAL print" in message
+    assert "weights_only" not in message
+    assert message.endswith("name one that fairseq-train wrote")
+    assert ("cut short" in message) != archive
 
 
 @pytest.mark.parametrize(("archive", "checksums"), [(True, True), (False, True), (True, False)])

@@ -66,10 +66,10 @@ def test_checkpoints_of_both_kinds_are_built_alike(model):
     built = []
     for options in (words, cfg):
         torch.manual_seed(1)
-        one = fairseq.models.build_model(options, tiny.tiny_task(), from_checkpoint=True)
-        one.load_state_dict(trained.state_dict(), model_cfg=options)
-        built.append(one.state_dict())
-    assert len(one.encoder.layers) == 1
+        loaded = fairseq.models.build_model(options, tiny.tiny_task(), from_checkpoint=True)
+        loaded.load_state_dict(trained.state_dict(), model_cfg=options)
+        built.append(loaded.state_dict())
+    assert len(loaded.encoder.layers) == 1
     assert built[0].keys() == built[1].keys()
     assert all(torch.equal(built[0][name], built[1][name]) for name in built[0])
 

@@ -16,11 +16,11 @@ SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
 WAITS = {
     SPANS_READ,
     "fairseq_plugins/product_key_memory/lazy_adam.py places",
-    "fairseq_plugins/product_key_memory/values.py read_numbers",
+    "fairseq_plugins/product_key_memory/values.py row_gradients",
 }
 
 
-def asker(frame):
+def calling_function(frame):
     """Return file and name of this package's function that called torch, None for others."""
     ours = {"torch", "warnings.py", Path(__file__).name}
     while frame.f_back and ours & set(Path(frame.f_code.co_filename).parts):
@@ -36,7 +36,7 @@ def counted_waits():
     waits = Counter()
 
     def note(message, *_):
-        if "synchronizing" in str(message) and (name := asker(sys._getframe(1))):
+        if "synchronizing" in str(message) and (name := calling_function(sys._getframe(1))):
             waits[name] += 1
 
     before = torch.cuda.get_sync_debug_mode()

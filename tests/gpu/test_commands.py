@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from tests.end_to_end.commands import evaluation, loss, run
-from tests.end_to_end.trainings import TRAININGS, logged, training, translation
+from tests.end_to_end.commands import evaluation_command, loss, run
+from tests.end_to_end.trainings import TRAININGS, logged, training_command, translation_command
 
 SAVED, UPDATES = 10, 20
 # tolerances of losses in nats per token: against fp32 on a CPU in training, against the same run
@@ -26,23 +26,23 @@ def losses(printed):
 
 
 def train(corpora, paper, folder, device, precision, *options):
-    words = training(corpora, paper, folder, "--dropout", 0, "--attention-dropout", 0, *options)
+    words = training_command(corpora, paper, folder, "--dropout", 0, "--attention-dropout", 0)
     words += ("--max-update", UPDATES, "--disable-validation", "--distributed-world-size", 1)
     if paper == "transformer_xl":
         # the published value, for which the tolerances hold
         words = [*words, "--init-std", 0.02]
     flags = {"fp32": [], "fp16": ["--fp16", "--fp16-no-flatten-grads"]}
-    return run(*placed(words, device), *flags.get(precision, [f"--{precision}"]))
+    return run(*without_cpu(words, device), *options, *flags.get(precision, [f"--{precision}"]))
 
 
-def placed(words, device):
+def without_cpu(words, device):
     return words if device == "cpu" else [word for word in words if word != "--cpu"]
 
 
-def on(device, precision, words):
+def words_for(device, precision, words):
     """Adapt the words of a command that loads a checkpoint to a device and precision."""
     half = ["--fp16"] if precision in ("fp16", "amp") else []
-    return [*placed(words, device), "--distributed-world-size", 1, *half]
+    return [*without_cpu(words, device), "--distributed-world-size", 1, *half]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,9 @@ def test_train_resume_evaluate_generate(paper, device, precision, corpora, on_cp
     data, _ = TRAININGS[paper]
     if paper == "product_key_memory":
         return
-    words = (translation if data == "pairs" else evaluation)(corpora[data], checkpoint)
-    here, there = (run(*on(d, p, words)) for d, p in ((device, precision), ("cpu", "fp32")))
+    command = translation_command if data == "pairs" else evaluation_command
+    words = command(corpora[data], checkpoint)
+    here, there = (run(*words_for(d, p, words)) for d, p in ((device, precision), ("cpu", "fp32")))
     if data == "pairs":
         lines, expected = (re.findall(r"^H-\d+\t\S+\t.*$", text, re.M) for text in (here, there))
         assert len(lines) == len(expected) > 0

@@ -95,7 +95,7 @@ def test_every_tensor_goes_where_its_model_goes(case, device):
     assert misplaced(model, device) == [".spare"]
 
 
-def wrapped(model, precision, name, flat):
+def build_optimizer_for(model, precision, name, flat):
     """Build fairseq's optimizer of this name, in the wrapper for a precision."""
     cfg = OmegaConf.structured(FairseqConfig())
     cfg.common.bf16 = precision == "bf16"
@@ -115,7 +115,7 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
     # the learning rate is so large that κ, α and spans would leave their bounds if unconstrained
     model = build(dropout=0.0).to(device).to(dtype).train()
     criterion = criterion_of(criterion).train()
-    optimizer = wrapped(model, precision, optimizer or usual, flat)
+    optimizer = build_optimizer_for(model, precision, optimizer or usual, flat)
     sample = sample_of(model, device)
     recurrence = Recurrence() if hasattr(model.decoder, "context") else None
     model_seen, losses = wrap(model), []
@@ -135,24 +135,24 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
     return losses, model, optimizer
 
 
-def others(precisions):
+def devices_and_precisions(precisions):
     """Return all pairs of device and precision except single precision on a CPU."""
     on_gpu = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in precisions]
     return [("cpu", name) for name in precisions if name != "fp32"] + on_gpu
 
 
 @functools.cache
-def learned_exactly(kind):
+def train_reference(kind):
     """Train on a CPU in single precision; return the losses and the model, for comparison."""
     losses, model, _ = learn("cpu", "fp32", kind)
     check_bounds(model)
     return losses, model
 
 
-@pytest.mark.parametrize(("device", "precision"), others(PRECISIONS))
+@pytest.mark.parametrize(("device", "precision"), devices_and_precisions(PRECISIONS))
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_precision_learns_what_single_precision_does(kind, precision, device):
-    exact, _ = learned_exactly(kind)
+    exact, _ = train_reference(kind)
     losses, model, optimizer = learn(device, precision, kind)
     assert exact[-1] < exact[0] - 0.1
     assert losses == pytest.approx(exact, abs=PRECISIONS[precision][1])
@@ -211,15 +211,15 @@ def generated(model, device, dtype):
     with torch.no_grad():
         found = generator.generate([model], {"net_input": net_input}, prefix_tokens=prompts)
     return [
-        torch.cat([one[name].float().cpu() for of_sentence in found for one in of_sentence])
+        torch.cat([beam[name].float().cpu() for beams in found for beam in beams])
         for name in ("tokens", "positional_scores")
     ]
 
 
-@pytest.mark.parametrize(("device", "precision"), others(["fp32", "fp16"]))
+@pytest.mark.parametrize(("device", "precision"), devices_and_precisions(["fp32", "fp16"]))
 @pytest.mark.parametrize("kind", MODELS)
 def test_beam_search_finds_the_same_with_its_caches(kind, precision, device):
-    _, model = learned_exactly(kind)
+    _, model = train_reference(kind)
     tokens, scores = generated(copy.deepcopy(model), "cpu", torch.float32)
     found, found_scores = generated(copy.deepcopy(model), device, PRECISIONS[precision][0])
     assert torch.equal(found, tokens)

@@ -27,7 +27,7 @@ def test_the_code_of_the_page_runs_in_order():
 
 
 @pytest.fixture(scope="module")
-def in_example():
+def example():
     """Return the names that the example defines."""
     return runpy.run_path(str(ROOT / "examples" / "plain_pytorch" / "train.py"))
 
@@ -68,26 +68,26 @@ def test_a_block_is_the_models_layer(build, training):
     assert not torch.allclose(block(x)[0], expected)
 
 
-def test_the_example_carries_its_memory_to_the_end_of_the_text(in_example, monkeypatch):
-    read, forward = [], in_example["LanguageModel"].forward
+def test_the_example_carries_its_memory_to_the_end_of_the_text(example, monkeypatch):
+    read, forward = [], example["LanguageModel"].forward
 
     def recorded(self, inputs, memories=None):
         read.append(None if memories is None else [memory.length for memory in memories])
         return forward(self, inputs, memories)
 
-    monkeypatch.setattr(in_example["LanguageModel"], "forward", recorded)
-    in_example["train"]("to be or not to be? " * 4, updates=5, streams=2, segment=13)
+    monkeypatch.setattr(example["LanguageModel"], "forward", recorded)
+    example["train"]("to be or not to be? " * 4, updates=5, streams=2, segment=13)
     # three segments of each stream, then from the start again
     assert read == [None, [13, 13], [26, 26], None, [13, 13]]
 
 
-def test_a_text_that_is_too_short_or_missing_is_refused(in_example, tmp_path, monkeypatch, capsys):
+def test_a_text_that_is_too_short_or_missing_is_refused(example, tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("short", encoding="utf-8")
     monkeypatch.setattr("sys.argv", ["train.py", str(tmp_path / "text")])
-    assert in_example["main"]() == 1
+    assert example["main"]() == 1
     assert capsys.readouterr().err.startswith("error: the text has 5 characters: ")
     (tmp_path / "text").unlink()
-    assert in_example["main"]() == 1
+    assert example["main"]() == 1
     assert str(tmp_path / "text") in capsys.readouterr().err
 
 

@@ -133,7 +133,7 @@ def test_a_recomputed_pass_does_as_the_first_one(training, monkeypatch):
 @pytest.mark.parametrize("option", ["query_dropout", "input_dropout", "value_dropout"])
 @pytest.mark.parametrize("value_dim", [None, 3])
 def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
-    plain, memory = (exact_memory(value_dim=value_dim, **how) for how in ({}, {option: 0.5}))
+    plain, memory = (exact_memory(value_dim=value_dim, **given) for given in ({}, {option: 0.5}))
     x = draw(TOKENS, D)
     assert not torch.allclose(memory(x), plain(x))
     assert torch.equal(memory.eval()(x), plain(x))

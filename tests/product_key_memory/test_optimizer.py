@@ -123,25 +123,25 @@ def test_what_the_loss_does_not_depend_on_moves_nothing(padded):
 
 
 def test_an_updates_gradients_take_the_memory_of_the_last_ones():
-    memory, places = make_memory(slots=16, knn=16), []
+    memory, gradients = make_memory(slots=16, knn=16), []
     optimizer = adam_with_memory(memory)
-    learn(memory, optimizer, 3, after=lambda _: places.append(memory.values.grad.values()))
-    assert len({values.data_ptr() for values in places}) == 1
+    learn(memory, optimizer, 3, after=lambda _: gradients.append(memory.values.grad.values()))
+    assert len({values.data_ptr() for values in gradients}) == 1
 
 
 def test_an_update_that_is_not_finite_leaves_no_trace():
     memory, other = make_memory(), make_memory()
     x = torch.randn(3, WIDTH)
-    for one in (memory, other):
-        optimizer = adam_with_memory(one)
-        if one is memory:
+    for layer in (memory, other):
+        optimizer = adam_with_memory(layer)
+        if layer is memory:
             optimizer.backward(memory(x).sum() * torch.inf)
             optimizer.multiply_grads(0.5)
             assert not optimizer.clip_grad_norm(1.0).isfinite()
             # with --fp16, fairseq clears only the gradients that it knows
             for parameter in dense(memory):
                 parameter.grad = None
-        optimizer.backward(one(x).sum())
+        optimizer.backward(layer(x).sum())
         assert optimizer.clip_grad_norm(1.0).isfinite()
         optimizer.step()
     assert torch.equal(memory.values, other.values)
@@ -172,8 +172,8 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(dtype):
     resumed.load_state_dict(memory.state_dict())
     other = adam_with_memory(resumed, lr=[7.0])
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for one, its_optimizer in ((memory, optimizer), (resumed, other)):
-        learn(one, its_optimizer, seed=4)
+    for layer, its_optimizer in ((memory, optimizer), (resumed, other)):
+        learn(layer, its_optimizer, seed=4)
     assert torch.equal(memory.values, resumed.values)
     torch.testing.assert_close(optimizer.state_dict()["tables"], other.state_dict()["tables"])
     assert other.get_lr() == 0.01

@@ -34,7 +34,7 @@ def builder(**given):
     return MemoryBuilder(MemoryLayersOptions(**options))
 
 
-def of_options(**given):
+def from_options(**given):
     return builder(**given).build(8)
 
 
@@ -122,9 +122,9 @@ def test_options_without_a_memory_are_warned_of(caplog):
 def assert_refused(make, options, start, *words):
     with pytest.raises(ValueError, match=r".") as refusal:
         make(**options)
-    told = str(refusal.value)
-    assert told.startswith(start)
-    assert [word for word in words if word not in told] == []
+    message = str(refusal.value)
+    assert message.startswith(start)
+    assert [word for word in words if word not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -147,18 +147,18 @@ def assert_refused(make, options, start, *words):
     ],
 )
 def test_arguments_and_their_options(name, value, remedy):
-    said = "0" if name == "query_hidden_dims" else str(value)
+    named = "0" if name == "query_hidden_dims" else str(value)
     argument = (4, 0) if name == "query_hidden_dims" else value
-    assert_refused(exact_memory, {name: argument}, f"`{name}`", said, remedy)
-    assert_refused(of_options, {name: value}, flag(f"memory_{name}"), said, remedy)
+    assert_refused(exact_memory, {name: argument}, f"`{name}`", named, remedy)
+    assert_refused(from_options, {name: value}, flag(f"memory_{name}"), named, remedy)
 
 
-def of_two_widths():
+def build_two_widths():
     builds = builder(share_values=True)
     return builds.build(8), builds.build(6)
 
 
-def read(*inputs):
+def call_memory(*inputs):
     return lambda: exact_memory()(*inputs)
 
 
@@ -166,21 +166,21 @@ ONCE, SUCH_AS = "layers from 1 to 12, each once", "such as 6,12"
 INTERLEAVE, PARALLEL = {"memory_interleave": True}, {"memory_parallel": True}
 NONE, ADAM = {"memory_layers": ""}, {"memory_optimizer": "adam"}
 KEPT = {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"}
-trained = functools.partial(adam_with_memory, make_memory())
+memory_optimizer = functools.partial(adam_with_memory, make_memory())
 REFUSED = [
     (make_memory, {"values_dtype": torch.float16}, "`values_dtype` is", "float16", "bfloat16"),
     (lambda: exact_memory(values_of=exact_memory(), slots=36), {}, "`slots` is 36", "25"),
     (lambda: exact_memory(values_of=exact_memory(), value_dim=4), {}, "`value_dim` is 4", "6"),
-    (of_two_widths, {}, "--memory-value-dim is 6", "8"),
-    (read(torch.zeros(2, D + 1)), {}, "a memory", "(2, 7)", "must be 6"),
-    (read(torch.zeros(())), {}, "a memory", "()", "must be 6"),
-    (read(torch.zeros(2, D), torch.zeros(3) > 0), {}, "a memory", "`padding_mask`", "(3,)"),
-    (read(torch.zeros(2, D), torch.zeros(2)), {}, "a memory", "`padding_mask`", "float32"),
+    (build_two_widths, {}, "--memory-value-dim is 6", "8"),
+    (call_memory(torch.zeros(2, D + 1)), {}, "a memory", "(2, 7)", "must be 6"),
+    (call_memory(torch.zeros(())), {}, "a memory", "()", "must be 6"),
+    (call_memory(torch.zeros(2, D), torch.zeros(3) > 0), {}, "a memory", "`padding_mask`", "(3,)"),
+    (call_memory(torch.zeros(2, D), torch.zeros(2)), {}, "a memory", "`padding_mask`", "float32"),
     (exact_memory().train_only, {"slots": torch.ones(K)}, "`slots` are torch.float32", "booleans"),
     (exact_memory().train_only, {"slots": torch.ones(K + 1) > 0}, "`slots` are", "(26,)", "25"),
     *((layers_of, {"text": x}, f"--memory-layers is {x!r}", ONCE) for x in ("0", "3,13", "3,4,3")),
     *((layers_of, {"text": x}, f"--memory-layers is {x!r}", SUCH_AS) for x in ("3;4", "3,", "2.5")),
-    (of_options, {"query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9'", "512,512"),
+    (from_options, {"query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9'", "512,512"),
     (language_model, {"memory_layers": "4"}, "--memory-layers is '4'", "from 1 to 3"),
     (language_model, NONE | INTERLEAVE, "--memory-interleave", "give --memory-layers"),
     (language_model, NONE | PARALLEL, "--memory-parallel", "give --memory-layers"),
@@ -197,10 +197,10 @@ REFUSED = [
     (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
     (tiny_transformer, INTERLEAVE, "--memory-interleave", "give --encoder-memory-layers"),
     (tiny_transformer, KEPT, "--decoder-layers-to-keep is 0 with --decoder-memory-layers"),
-    (trained, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
-    (trained, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
-    (trained, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
-    (trained, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
+    (memory_optimizer, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
+    (memory_optimizer, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
+    (memory_optimizer, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
+    (memory_optimizer, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
 ]
 
 
@@ -234,13 +234,13 @@ def test_the_optimizers_state_of_another_memory(before, after, times, words):
 def test_faiss_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     words = "--memory-search faiss", "pip install faiss-cpu", "--memory-search torch"
-    assert_refused(of_options, {"search": "faiss"}, *words)
+    assert_refused(from_options, {"search": "faiss"}, *words)
 
 
 def test_shards_without_their_optimizer_or_with_translation(monkeypatch):
     monkeypatch.setattr(AllColumns, "sharded", True)
     words = "--memory-shard-values with --optimizer adam", "give --optimizer adam_with_memory"
-    assert_refused(of_options, {"shard_values": True, "optimizer": "adam"}, *words)
+    assert_refused(from_options, {"shard_values": True, "optimizer": "adam"}, *words)
     given = {"encoder_memory_layers": "1", "memory_shard_values": True}
     given |= {"optimizer": "adam_with_memory", "task_cfg": SimpleNamespace(eval_bleu=True)}
     words = "--eval-bleu with --memory-shard-values", "leave out --eval-bleu"

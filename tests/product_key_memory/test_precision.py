@@ -25,7 +25,7 @@ PADDED = pytest.mark.parametrize("padded", [False, True])
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def wrapped(memory, precision, eps=1e-8, **common):
+def build_optimizer_for(memory, precision, eps=1e-8, **common):
     choices = {"lr": [0.01], "adam_eps": eps, "_name": "adam_with_memory"}
     options = adam_options(AdamWithMemoryConfig, **choices)
     return in_precision(options, dense(memory), precision, **common)
@@ -45,19 +45,19 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
         exact.values.copy_(exact.values.to(dtype))
     half = hide_values(copy.deepcopy(exact).to(dtype))
     reference = adam_with_memory(exact, memory_lr=1e-5)
-    optimizer = wrapped(half, precision, **common)
+    optimizer = build_optimizer_for(half, precision, **common)
     optimizer.optimizer.memory_lr = 1e-5
     rows, before = torch.tensor([1, 5, 60]), exact.values.detach().clone()
     for _ in range(30):
         grads = torch.randn(3, WIDTH).to(dtype)
-        for memory, one in ((exact, reference), (half, optimizer)):
-            one.zero_grad()
+        for memory, its_optimizer in ((exact, reference), (half, optimizer)):
+            its_optimizer.zero_grad()
             loss_scale = common.get("fp16_init_scale", 1) if memory is half else 1
             scaled = (loss_scale * grads).to(memory.values.dtype)
             memory.values.grad = rows_as_gradient(rows, scaled, memory.values.shape)
-            one.multiply_grads(0.5)
-            one.clip_grad_norm(0.1)
-            one.step()
+            its_optimizer.multiply_grads(0.5)
+            its_optimizer.clip_grad_norm(0.1)
+            its_optimizer.step()
     assert half.values.dtype == dtype
     state = half.table.state()
     # most steps are too small for half precision: the copy in single precision has their sum
@@ -67,7 +67,7 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
     assert {state[name].dtype for name in MOMENTS} == {torch.float32}
     # resuming copies the state, also in single precision
     saved = optimizer.state_dict()
-    wrapped(half, precision, **common).load_state_dict(saved)
+    build_optimizer_for(half, precision, **common).load_state_dict(saved)
     for name in (*MOMENTS, "master"):
         moment = getattr(half.table.moments, name)
         assert moment.dtype == torch.float32
@@ -79,17 +79,17 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
 def test_under_amp_the_values_learn_what_they_learn_without(max_norm, accumulated):
     plain, scaled = make_memory(), make_memory()
     reference = adam_with_memory(plain, adam_eps=1e-6)
-    optimizer = wrapped(scaled, "amp", 1e-6, fp16_init_scale=128)
+    optimizer = build_optimizer_for(scaled, "amp", 1e-6, fp16_init_scale=128)
     assert optimizer.scaler.get_scale() == 128
     for _ in range(4):
         x, norms = torch.randn(accumulated, 4, WIDTH), []
-        for memory, one in ((plain, reference), (scaled, optimizer)):
-            one.zero_grad()
+        for memory, its_optimizer in ((plain, reference), (scaled, optimizer)):
+            its_optimizer.zero_grad()
             for part in x:
-                one.backward(memory(part).square().sum())
-            one.multiply_grads(1 / 2048)
-            norms.append(one.clip_grad_norm(max_norm))
-            one.step()
+                its_optimizer.backward(memory(part).square().sum())
+            its_optimizer.multiply_grads(1 / 2048)
+            norms.append(its_optimizer.clip_grad_norm(max_norm))
+            its_optimizer.step()
         torch.testing.assert_close(*norms)
     torch.testing.assert_close(dict(scaled.state_dict()), dict(plain.state_dict()))
 
@@ -98,7 +98,7 @@ def test_under_amp_the_values_learn_what_they_learn_without(max_norm, accumulate
 def test_under_amp_an_overflow_in_a_table_alone_is_passed_over(monkeypatch, padded):
     monkeypatch.setattr(values, "pads_rows", lambda x: padded)
     memory = make_memory()
-    optimizer = wrapped(memory, "amp", fp16_init_scale=128)
+    optimizer = build_optimizer_for(memory, "amp", fp16_init_scale=128)
     before = copy.deepcopy(memory.state_dict())
     optimizer.backward(memory(torch.randn(3, WIDTH)).sum())
     memory.values.grad._values()[0] = torch.inf
@@ -112,7 +112,7 @@ def test_under_amp_an_overflow_in_a_table_alone_is_passed_over(monkeypatch, padd
 
 def test_fp16_passes_over_an_overflow_and_goes_on():
     memory = make_memory().to(torch.float16)
-    optimizer = wrapped(memory, "fp16", fp16_init_scale=2**30)
+    optimizer = build_optimizer_for(memory, "fp16", fp16_init_scale=2**30)
     before = memory.values.clone()
     x = torch.randn(4, WIDTH).half()
     for update in range(40):

@@ -47,7 +47,7 @@ def draw(kind, heads):
 
 
 @pytest.fixture(params=["loops", "operations"])
-def either_way(request, monkeypatch):
+def loops_or_torch(request, monkeypatch):
     """Run the test with the compiled loops and with torch operations."""
     if request.param == "operations":
         monkeypatch.setattr(fast_search, "use_numba", lambda x: False)
@@ -82,7 +82,7 @@ KINDS = ["many values", "few values", "all alike", "one half alike"]
 @pytest.mark.parametrize("k", [1, 4, SUBKEYS, SUBKEYS + 1, 17, SLOTS])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kind", [*KINDS, "equal sums only", "sums that round alike"])
-def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k, search, either_way):
+def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k, search, loops_or_torch):
     queries, subkeys = draw(kind, heads)
     found = product_keys(subkeys, search)(queries, k)
     assert_best_pairs(*found, sub_scores(queries, subkeys), k)
@@ -153,7 +153,7 @@ def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autoc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_of_any_size_are_ranked(dtype, either_way):
+def test_scores_of_any_size_are_ranked(dtype, loops_or_torch):
     """The compiled loop bisects between two scores, and infinite scores have no midpoint."""
     torch.manual_seed(1)
     keys = torch.randn(7, 2, 60, 1, dtype=dtype)
@@ -183,7 +183,7 @@ def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
             assert ((a, b) in candidates) == (ahead < k)
 
 
-def test_scores_that_are_not_numbers_come_out_as_such(either_way):
+def test_scores_that_are_not_numbers_come_out_as_such(loops_or_torch):
     torch.manual_seed(1)
     keys = torch.randn(2, 2, 30, 1)
     keys[1, 0, 17] = float("nan")

@@ -118,7 +118,7 @@ def test_models_name_the_layer_and_the_part(kind):
             model.encoder(tiny.tokens(3, 9, 7))
         assert found.get_smoothed_values() == before
     of_memories = {name: figure for name, figure in before.items() if "memory" in name}
-    assert list(of_memories) == [f"{name}_{kind}" for name in names for kind in ("usage", "kl")]
+    assert list(of_memories) == [f"{name}_{figure}" for name in names for figure in ("usage", "kl")]
     assert all(figure > 0 for figure in of_memories.values())
 
 

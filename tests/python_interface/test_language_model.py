@@ -147,12 +147,12 @@ def test_the_beginning_of_sentences_is_a_symbol_of_text(saved, kind, beam):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("how", [{}, {"beam": 3}, {"sampling": True, "seed": 1}])
+@pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sampling": True, "seed": 1}])
 @pytest.mark.parametrize("kind", ["recurrent", "blocks"])
-def test_no_sequence_is_repeated(models, kind, size, how):
+def test_no_sequence_is_repeated(models, kind, size, options):
     model = models(kind)
     # as many tokens as blocks have positions for
-    (found, *_) = model.hypotheses("a", 14, no_repeat_ngram_size=size, **how)
+    (found, *_) = model.hypotheses("a", 14, no_repeat_ngram_size=size, **options)
     assert len(found.tokens) == 15
     # generation starts after </s>
     tokens = ["</s>", *found.tokens]

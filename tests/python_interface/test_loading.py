@@ -13,7 +13,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_plugins import load
 from fairseq_plugins.fairseq_integration.dictionaries import digests
 from tests.end_to_end.commands import ROOT
-from tests.scripts.evaluate.saved_models import Mischief
+from tests.scripts.evaluate.saved_models import UnsafePickle
 
 TEXT = "abcab\nponm"
 
@@ -41,7 +41,7 @@ def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
 
 
 def test_nothing_in_a_file_is_executed(folder):
-    torch.save({"model": Mischief(folder / "made")}, folder / "checkpoint_best.pt")
+    torch.save({"model": UnsafePickle(folder / "made")}, folder / "checkpoint_best.pt")
     with pytest.raises(ValueError, match="holds more than weights and options"):
         load(folder)
     assert not (folder / "made").exists()

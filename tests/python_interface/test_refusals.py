@@ -95,9 +95,9 @@ def test_what_cannot_be(saved, models, case):
     }.get(method, lambda data: getattr(models(kind), method)(**given))
     with pytest.raises(ValueError, match=r".") as refusal:
         use("pairs" if kind == "pairs" else "text")
-    told = str(refusal.value)
-    assert told.startswith(start)
-    assert [word for word in words if word not in told] == []
+    message = str(refusal.value)
+    assert message.startswith(start)
+    assert [word for word in words if word not in message] == []
 
 
 def test_a_folder_without_a_checkpoint(tmp_path):

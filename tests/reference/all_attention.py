@@ -20,7 +20,7 @@ def soft_mask(z, ramp):
     return lambda distances: torch.clamp((ramp + z - (distances - 1)) / ramp, 0, 1)
 
 
-def computed(span):
+def computed_reach(span):
     """Return how far the published code computes scores; it drops 64 distances at a time."""
     widest = math.ceil(max(span.value.tolist()) * span.max_span) + span.ramp
     reach = span.max_span
@@ -87,7 +87,7 @@ def multi_head(layer, x, context, u, span):
         if layer.span is not None and h < see_context:
             mask = soft_mask(layer.span.value[h] * layer.span.max_span, layer.span.ramp)
             epsilon = layer.span.epsilon
-            farthest = min(span, computed(layer.span)) if epsilon else span
+            farthest = min(span, computed_reach(layer.span)) if epsilon else span
 
         def visible(distance, farthest=farthest):
             return layer.window.nearest <= distance <= farthest

@@ -59,16 +59,16 @@ def branched_attention(module, query, key, visible):
 def weighted_attention(module, query, key, visible):
     """Compute Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d)."""
     (kappa,) = module.out_proj.weights()
-    how = module.out_proj, len(kappa), module.out_proj.weights.applied_sum
+    rest = module.out_proj, len(kappa), module.out_proj.weights.applied_sum
     heads = [head_of_branch(i, module, query, key, visible) for i in range(len(kappa))]
-    return sum(kappa[i] * projected(i, head, *how) for i, head in enumerate(heads))
+    return sum(kappa[i] * projected(i, head, *rest) for i, head in enumerate(heads))
 
 
 def weighted_feed_forward(layer, x):
     """Compute Σ_i α_i F_i(x) of a layer whose second map is a WeightedLinear: (T, d)."""
     (alpha,) = layer.fc2.weights()
-    how = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.applied_sum
-    return sum(alpha[i] * feed_forward(i, x, *how) for i in range(len(alpha)))
+    rest = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.applied_sum
+    return sum(alpha[i] * feed_forward(i, x, *rest) for i in range(len(alpha)))
 
 
 def nearest_on_simplex(x):

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from tests.end_to_end.commands import Command, evaluation, run
-from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training
+from tests.end_to_end.commands import Command, evaluation_command, run
+from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training_command
 
 
 def flip(content, at):
@@ -58,8 +58,8 @@ def change_checkpoint(path, change):
 
 
 READERS = {
-    "fairseq-eval-lm": lambda path, corpora: evaluation(corpora["text"], path),
-    "fairseq-train": lambda path, corpora: training(
+    "fairseq-eval-lm": lambda path, corpora: evaluation_command(corpora["text"], path),
+    "fairseq-train": lambda path, corpora: training_command(
         *(corpora, "transformer_xl", path.parent, "--max-update", 21)
     ),
     "convert.average": lambda path, corpora: (
@@ -120,7 +120,7 @@ def test_a_changed_checkpoint(reader, change, model, corpora, undamaged):
 def test_the_checkpoint_of_another_model(paper, corpora, trained, model):
     path = model / "checkpoint_last.pt"
     shutil.copy(trained(paper) / path.name, path)
-    words = training(corpora, "transformer_xl", model, "--max-update", 21)
+    words = training_command(corpora, "transformer_xl", model, "--max-update", 21)
     assert_refused(*Command(*words).wait(), path.name)
 
 
@@ -145,10 +145,10 @@ def test_damaged_data(name, damage, corpora, trained, tmp_path):
     else:
         path.write_bytes((DAMAGES | DICTIONARIES)[damage](content))
     checkpoint = trained("transformer_xl") / "checkpoint_last.pt"
-    status, printed = Command(*evaluation(data, checkpoint)).wait()
+    status, printed = Command(*evaluation_command(data, checkpoint)).wait()
     if status:
         assert_refused(status, printed, name.split(".")[0])
     elif (name, damage) not in UNSEEN:
         assert damage not in PLACES
-        expected = run(*evaluation(corpora["text"], checkpoint))
+        expected = run(*evaluation_command(corpora["text"], checkpoint))
         assert results(printed, path) == results(expected, path)

@@ -8,19 +8,19 @@ import signal
 import pytest
 
 from tests.end_to_end.commands import Command
-from tests.end_to_end.trainings import assert_refused, training
+from tests.end_to_end.trainings import assert_refused, training_command
 
 pytestmark = pytest.mark.slow
 NOBODY = 65534
 
 
-def little_room():
+def limit_file_size():
     """Limit the size of each file, like a quota; the command's output is a file, too, and fits."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
-def be_nobody():
+def drop_privileges():
     """Become a user without permissions."""
     if os.getuid() == 0:
         os.setgroups([])
@@ -28,7 +28,7 @@ def be_nobody():
         os.setuid(NOBODY)
 
 
-@pytest.mark.parametrize("limit", [little_room, be_nobody])
+@pytest.mark.parametrize("limit", [limit_file_size, drop_privileges])
 @pytest.mark.parametrize("command", ["fairseq-train", "convert.average", "prepare.number_names"])
 def test_what_cannot_be_written_is_named_and_what_was_there_stays(
     corpora, trained, tmp_path, command, limit
@@ -37,7 +37,7 @@ def test_what_cannot_be_written_is_named_and_what_was_there_stays(
     output = tmp_path / "output"
     output.mkdir()
     words = {
-        "fairseq-train": training(
+        "fairseq-train": training_command(
             *(corpora, "transformer_xl", output, "--max-update", 24, "--save-interval-updates", 2)
         ),
         "convert.average": (
@@ -52,7 +52,7 @@ def test_what_cannot_be_written_is_named_and_what_was_there_stays(
     kept = output / "checkpoint_last.pt"
     shutil.copy(last, kept)
     before = kept.read_bytes()
-    if limit is be_nobody:
+    if limit is drop_privileges:
         output.chmod(0o555)
     status, printed = Command(*words, before=limit).wait()
     output.chmod(0o755)

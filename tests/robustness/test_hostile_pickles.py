@@ -17,8 +17,8 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from tests.end_to_end.commands import Command, evaluation, run
-from tests.end_to_end.trainings import assert_refused, training, translation
+from tests.end_to_end.commands import Command, evaluation_command, run
+from tests.end_to_end.trainings import assert_refused, training_command, translation_command
 
 
 class Reduced:
@@ -91,14 +91,13 @@ OPENERS = {
 def words_of(opener, path, corpora):
     folder, (name, *option) = path.parent, opener.split()
     if name == "fairseq-eval-lm":
-        return evaluation(corpora["text"], path)
+        return evaluation_command(corpora["text"], path)
     if name == "fairseq-generate":
-        return translation(corpora["pairs"], path)
-    if option == ["--restore-file"]:
-        words = (folder, *option, path, "--max-update", 21)
-        return training(corpora, OPENERS[opener], *words)
+        return translation_command(corpora["pairs"], path)
     if option:
-        return training(corpora, OPENERS[opener], folder / "new", *option, path, "--max-update", 1)
+        new, updates = (folder, 21) if option == ["--restore-file"] else (folder / "new", 1)
+        words = (new, *option, path, "--max-update", updates)
+        return training_command(corpora, OPENERS[opener], *words)
     if name.endswith("average"):
         return (name, path, path.with_name("checkpoint_1_4.pt"), "--output", folder / "average.pt")
     if name.endswith("memory_usage"):

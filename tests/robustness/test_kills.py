@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import Command, start_together
-from tests.end_to_end.trainings import TRAININGS, logged, read_tensors, training
+from tests.end_to_end.trainings import TRAININGS, logged, read_tensors, training_command
 
 pytestmark = pytest.mark.slow
 UPDATES = 15
@@ -48,7 +48,7 @@ def test_a_killed_training_goes_on_as_the_one_that_was_not(
     corpora, tmp_path, paper, workers, request
 ):
     def start(folder):
-        words = training(corpora, paper, folder, *SAVED_OFTEN)
+        words = training_command(corpora, paper, folder, *SAVED_OFTEN)
         if workers == 1:
             return [Command(*words)]
         return start_together(*words, "--ddp-backend", "legacy_ddp")

@@ -19,7 +19,7 @@ from fairseq_plugins.segment_language_model.options import SegmentLanguageModeli
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from fairseq_plugins.weighted_transformer.options import BranchOptions
 from tests.end_to_end.commands import Command
-from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training
+from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training_command
 
 BILLION = r"1e9|1e\+09|1000000000|1000000000\.0|1,000,000,000"
 # values, and how an error may write each; argparse itself accepts only integers for int options
@@ -63,7 +63,7 @@ def numeric_options(config):
 )
 def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
     folder = tmp_path / "model"
-    words = training(corpora, paper, folder, "--max-update", 2, option, value)
+    words = training_command(corpora, paper, folder, "--max-update", 2, option, value)
     status, printed = Command(*words).wait()
     if status:
         if (option, value) == ("--init-std", "1000000000"):
@@ -91,6 +91,6 @@ def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
 )
 def test_options_that_do_not_go_together(corpora, tmp_path, option, value, named):
     folder = tmp_path / "model"
-    words = training(corpora, "transformer_xl", folder, "--max-update", 2, option, value)
+    words = training_command(corpora, "transformer_xl", folder, "--max-update", 2, option, value)
     assert_refused(*Command(*words).wait(), named)
     assert not folder.exists() or not list(folder.iterdir())

@@ -65,17 +65,17 @@ def test_errors_and_ctrl_c_are_one_line(capsys, error, status, named):
     assert all(words in line for words in named)
 
 
-@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])
-def test_kill_ends_a_command_as_ctrl_c_does_unless_nohup_set_it_aside(ends, capsys):
-    before = signal.signal(ends, signal.SIG_DFL)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_kill_ends_a_command_as_ctrl_c_does_unless_nohup_set_it_aside(number, capsys):
+    before = signal.signal(number, signal.SIG_DFL)
     try:
-        assert exit_status(lambda: signal.raise_signal(ends), "what is done is kept") == 130
+        assert exit_status(lambda: signal.raise_signal(number), "what is done is kept") == 130
         assert capsys.readouterr().err == "\ninterrupted; what is done is kept\n"
-        assert signal.getsignal(ends) == signal.SIG_DFL
-        signal.signal(ends, signal.SIG_IGN)
-        assert exit_status(lambda: signal.raise_signal(ends)) == 0
+        assert signal.getsignal(number) == signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)
+        assert exit_status(lambda: signal.raise_signal(number)) == 0
     finally:
-        signal.signal(ends, before)
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize(

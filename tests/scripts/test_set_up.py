@@ -26,8 +26,8 @@ case "$*" in
         printf '%s\\n' "$*" "${{PYTHONPATH-}}${{PYTHONHOME-}}${{CUDA_HOME-}}" >> calls
         env | grep -E '^(UV_|SSL_CERT_FILE|ALL_PROXY)' > variables
         if [[ "$*" == *${{FAIL-nothing}}* ]]; then
-            printf "${{SAID-}}"
-            [ -z "${{SAID-}}" ] || exit 1
+            printf "${{OUTPUT-}}"
+            [ -z "${{OUTPUT-}}" ] || exit 1
             sleep 60 & touch begun; sleep 60
         fi
         [ "$1 $2" != "-m venv" ] ||
@@ -107,24 +107,24 @@ def test_what_is_missing_is_said_in_one_sentence(checkout, python, facts, enviro
 
 
 @pytest.mark.parametrize(
-    ("failing", "title", "said"),
+    ("failing", "title", "output"),
     [
         ("pip install", "[2/4] uv", "HTTPSConnectionPool: Max retries exceeded with url: /uv/"),
         ("torch", "[3/4] torch", "No solution found when resolving dependencies:"),
         ("no-deps", "[4/4] fairseq and the other packages", "Failed to download `lxml==6.1.3`"),
     ],
 )
-def test_no_network(checkout, failing, title, said):
-    status, _, errors = set_up(checkout, FAIL=failing, SAID=said)
+def test_no_network(checkout, failing, title, output):
+    status, _, errors = set_up(checkout, FAIL=failing, OUTPUT=output)
     assert (status, errors.count("\n")) == (1, 1)
     assert errors.startswith(f"The packages of '{title}' could not be downloaded: check the netw")
-    assert said in (checkout / ".venv" / "set_up.log").read_text()
+    assert output in (checkout / ".venv" / "set_up.log").read_text()
 
 
 def test_other_failures_show_the_end_of_the_log(checkout):
-    said = "".join(f"line {number}\n" for number in range(20))
-    status, _, errors = set_up(checkout, FAIL="no-deps", SAID=said)
-    assert (status, errors.splitlines()[1:]) == (1, said.splitlines()[5:])
+    output = "".join(f"line {number}\n" for number in range(20))
+    status, _, errors = set_up(checkout, FAIL="no-deps", OUTPUT=output)
+    assert (status, errors.splitlines()[1:]) == (1, output.splitlines()[5:])
 
 
 @pytest.mark.slow

@@ -67,23 +67,23 @@ def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, s
     if sets:
         distances = keys + 3 if clamp is None else clamp + 2
         rel_keys = draw(sets, distances, WIDTH, dtype=dtype)
-    how = {
+    options = {
         "position_query": draw_heads(queries, dtype) if "position" in extras else None,
         "distance_bias": draw(HEADS, 2, dtype=dtype) if "bias" in extras else None,
     }
     given = whole = rel_keys
     if clamp is not None:
         given, whole = Clamped(rel_keys), of_all_distances(rel_keys, keys)
-    expected = plain_attention(*inputs, whole, Window(*window), return_lse=True, **how)
+    expected = plain_attention(*inputs, whole, Window(*window), return_lse=True, **options)
     tolerance = {} if dtype.itemsize > 2 else {"atol": 0.1, "rtol": 0.05}
-    wanted = [x for x in (*inputs, rel_keys, *how.values()) if x is not None]
+    wanted = [x for x in (*inputs, rel_keys, *options.values()) if x is not None]
     for attend in (window_attention, plain_attention):
-        found = attend(*inputs, given, Window(*window), return_lse=True, **how)
+        found = attend(*inputs, given, Window(*window), return_lse=True, **options)
         torch.testing.assert_close(found, expected, **tolerance)
-        assert attend(*inputs, given, Window(*window), **how)[1] is None
+        assert attend(*inputs, given, Window(*window), **options)[1] is None
         # on a CPU, this uses PyTorch's fused attention, except in float16
         with torch.no_grad():
-            found_without = attend(*inputs, given, Window(*window), return_lse=True, **how)
+            found_without = attend(*inputs, given, Window(*window), return_lse=True, **options)
         torch.testing.assert_close(found_without, expected, **tolerance)
         if dtype == torch.float64:
             assert_same(found[0], expected[0], wanted)
@@ -109,8 +109,8 @@ def test_the_plain_kernel_has_gradients_of_gradients():
     inputs = [*(draw(2, 1, n, 2) for n in (3, 4, 4)), draw(2, 3, 2), draw(2, 1, 3, 2), draw(2, 2)]
 
     def attend(query, keys, values, rel_keys, *position_query_and_bias):
-        how = (Window(0, 2), 0.0, *position_query_and_bias)
-        return plain_attention(query, keys, values, Clamped(rel_keys), *how)[0]
+        rest = (Window(0, 2), 0.0, *position_query_and_bias)
+        return plain_attention(query, keys, values, Clamped(rel_keys), *rest)[0]
 
     assert torch.autograd.gradgradcheck(attend, inputs)
 
@@ -139,7 +139,7 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
     def attend(content, position, keys, values, rel_keys, bias):
         torch.manual_seed(3)  # the same weights are dropped each time
         rel_keys = rel_keys if clamp is None else Clamped(rel_keys)
-        how = (Window(1, 3), 0.4, position, bias)
-        return window_attention(content, keys, values, rel_keys, *how, return_lse=True)
+        rest = (Window(1, 3), 0.4, position, bias)
+        return window_attention(content, keys, values, rel_keys, *rest, return_lse=True)
 
     assert torch.autograd.gradcheck(attend, (*inputs, draw(groups, rows, 3), draw(2, 2)))

@@ -14,7 +14,7 @@ from tests import tiny
 END = 0
 
 
-def limited(kind, **options):
+def search_that_ends_by_length(kind, **options):
     return end_by_length(SimpleNamespace(search=kind(tiny.dictionary(), **options), eos=END)).search
 
 
@@ -30,7 +30,7 @@ def log_probabilities(only_the_end):
 
 @pytest.mark.parametrize("options", [{}, {"sampling_topp": 0.9}, {"sampling_topk": 3}])
 def test_the_end_is_drawn_at_no_cost_where_nothing_else_is_left(options):
-    search = limited(Sampling, **options)
+    search = search_that_ends_by_length(Sampling, **options)
     scores, symbols, _ = search.step(1, log_probabilities(True), torch.full((1, 1, 1), -2.5))
     assert (symbols.item(), scores.item()) == (END, -2.5)
     # all other attributes are those of the search itself
@@ -40,8 +40,8 @@ def test_the_end_is_drawn_at_no_cost_where_nothing_else_is_left(options):
 def test_before_that_nothing_changes():
     lprobs = log_probabilities(False)
     expected = BeamSearch(tiny.dictionary()).step(0, lprobs.clone(), None)
-    for found, wanted in zip(limited(BeamSearch).step(0, lprobs, None), expected, strict=True):
-        assert torch.equal(found, wanted)
+    found = search_that_ends_by_length(BeamSearch).step(0, lprobs, None)
+    assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.08])

@@ -23,9 +23,9 @@ def test_other_batches_walks_and_models_move_nothing():
     with torch.no_grad():
         run(model, tokens(5, 12, seed=9), Recurrence(), 0, 6)
     run(other, stream, recurrence, 0, 6)
-    for one in (model, other):
-        whole = one(stream)[0]
-        torch.testing.assert_close(run(one, stream, recurrence, 6, 12), whole[:, 6:])
+    for each in (model, other):
+        whole = each(stream)[0]
+        torch.testing.assert_close(run(each, stream, recurrence, 6, 12), whole[:, 6:])
 
 
 def test_a_segment_that_is_run_again_reads_what_it_read_before():
@@ -39,7 +39,7 @@ def test_a_segment_that_is_run_again_reads_what_it_read_before():
 
 
 @pytest.mark.parametrize(
-    ("walk", "said"),
+    ("walk", "message"),
     [
         ([(0, 6), (12, 18)], "segment at token 12 follows one that ended at token 6"),
         ([(6, 12)], "segment at token 6 starts with an empty recurrence"),
@@ -47,12 +47,12 @@ def test_a_segment_that_is_run_again_reads_what_it_read_before():
         ([(0, 6), (6, 12), (6, 12), (12, 18)], ""),
     ],
 )
-def test_a_walk_that_is_not_in_order_is_said(caplog, walk, said):
+def test_a_walk_that_is_not_in_order_is_warned_about(caplog, walk, message):
     model, recurrence = tiny_model(), Recurrence()
     for start, end in walk:
         run(model, tokens(2, 18), recurrence, start, end)
-    assert said in caplog.text
-    assert len(caplog.records) == bool(said)
+    assert message in caplog.text
+    assert len(caplog.records) == bool(message)
 
 
 def test_states_have_no_gradient():
@@ -94,8 +94,8 @@ def test_each_walk_has_a_recurrence_of_its_own_and_places_in_order(buffer_size):
         [batch["net_input"] for batch in walks.next_epoch_itr(shuffle=True)] for _ in range(2)
     ]
     for walk in inputs:
-        assert [one["start"] for one in walk] == [0, 5, 10, 15, 20]
-        assert len({id(one["recurrence"]) for one in walk}) == 1
+        assert [segment["start"] for segment in walk] == [0, 5, 10, 15, 20]
+        assert len({id(segment["recurrence"]) for segment in walk}) == 1
     assert inputs[0][0]["recurrence"] is not inputs[1][0]["recurrence"]
     # at the end of an epoch, the state has no recurrence
     state = walks.state_dict()
@@ -122,18 +122,18 @@ def test_a_walk_resumes_where_it_stopped_with_its_recurrence(jitter):
 def test_a_walk_over_another_layout_is_refused():
     walks = iterator(shuffled_with=1)
     next(walks.next_epoch_itr())
-    for options, said in [
+    for options, layout in [
         ({"streams": 3, "shuffled_with": 1}, "3 streams"),
         ({"shuffled_with": 2}, "shuffled with seed 2"),
         ({}, "2 streams, segments of 5 tokens"),
         ({"shuffled_with": 1, "jitter": Jitter(2, seed=4, epoch=1)}, "drawn with seed 4"),
     ]:
-        with pytest.raises(ValueError, match=f"shuffled with seed 1.* this run .*{said}.*--seed"):
+        with pytest.raises(ValueError, match=f"shuffled with seed 1.* this run .*{layout}.*--seed"):
             iterator(**options).load_state_dict(walks.state_dict())
     iterator(shuffled_with=1).load_state_dict(walks.state_dict())
 
 
-def test_a_checkpoint_without_recurrence_is_said(caplog):
+def test_a_checkpoint_without_recurrence_is_warned_about(caplog):
     model, on_request = tiny_model(), iterator(save_recurrence=False)
     model(**next(on_request.next_epoch_itr())["net_input"])
     assert on_request.state_dict()["recurrence"] is None

@@ -56,9 +56,9 @@ def test_values_and_gradients_equal_the_equations(
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
     terms = attention.project_positions(encoding(remembered + length - 1))
     fast, _ = attention(x, terms, HiddenStates(past) if remembered else None)
-    how = (lambda d: d <= farthest), reference.encoder(attention, clamp_len)
+    rest = (lambda d: d <= farthest), reference.encoder(attention, clamp_len)
     streams = zip(x, torch.cat([past, x], dim=1), strict=True)
-    slow = torch.stack([reference.attention(attention, *stream, *how) for stream in streams])
+    slow = torch.stack([reference.attention(attention, *stream, *rest) for stream in streams])
     assert_same(fast, slow, [x, past, *attention.parameters()])
 
 
@@ -105,8 +105,8 @@ NETWORKS = [
 def test_scores_are_the_references_however_a_text_is_read(options):
     model = tiny_transformer_xl(**{"mem_len": 20, "tokens_per_sample": 20, **options}).double()
     stream = tokens(2, 20)
-    how = (lambda _: True), options.get("clamp_len")
-    expected = torch.stack([reference.network(model.decoder, row, *how) for row in stream])
+    rest = (lambda _: True), options.get("clamp_len")
+    expected = torch.stack([reference.network(model.decoder, row, *rest) for row in stream])
     assert_reads_as(model, stream, expected, () if "mem_len" in options else (1, 7))
     assert_generates_as(model, stream, expected)
 
@@ -228,7 +228,7 @@ def test_shaw_distances_beyond_those_trained_share_the_last_vector():
     torch.testing.assert_close(scores_by_segment(longer, stream, 5)[0], expected)
 
 
-def test_places_beyond_those_trained_are_said_or_refused(caplog):
+def test_positions_beyond_training_are_warned_about_or_refused(caplog):
     sinusoids, learned = (
         tiny_transformer_xl(positions=positions) for positions in POSITIONS[:1:-1]
     )

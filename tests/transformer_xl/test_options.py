@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused_by_name(refused, message):
         tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
 
 
-def test_the_recurrence_is_as_long_as_the_segment_unless_told():
+def test_the_recurrence_is_as_long_as_the_segment_by_default():
     absolute, extended = {"positions": "learned-absolute"}, {"extended_context": 4}
     for options, length in [({}, 8), ({"mem_len": 3}, 3), (absolute, 0), (extended, 0)]:
         assert tiny_transformer_xl(**options).decoder.context.mem_len == length

@@ -36,10 +36,10 @@ def build(reading, total="branches", pre_norm=False, **options):
     """Build a model in double precision whose biases and norms differ from their initial values."""
     norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
     reading = {"branch_residual": reading, "branch_sum": total}
-    return stir(tiny_weighted_transformer(**reading, **norms, **options).double())
+    return perturb(tiny_weighted_transformer(**reading, **norms, **options).double())
 
 
-def stir(model):
+def perturb(model):
     torch.manual_seed(3)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
@@ -135,7 +135,7 @@ def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(
 ):
     """A plain transformer's checkpoint loads, and computes the same: outputs and gradients."""
     norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
-    plain = stir(tiny_plain_transformer(seed=4, **norms).double())
+    plain = perturb(tiny_plain_transformer(seed=4, **norms).double())
     options = {"branch_decoder_attention": attention, "branch_parameterization": parameterization}
     model = build("sublayers", pre_norm=pre_norm, **options)
     model.load_state_dict(plain.state_dict(), strict=True)

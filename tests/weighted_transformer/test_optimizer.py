@@ -50,7 +50,7 @@ def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, se
         after(update)
 
 
-def wrapped(network, precision, **common):
+def build_optimizer_for(network, precision, **common):
     if precision is None:
         return adam(network)
     options = adam_options(_name="adam_with_branch_weights")
@@ -72,7 +72,7 @@ PRECISIONS = pytest.mark.parametrize(
 @PRECISIONS
 def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
     network = make_network().to(dtype)
-    optimizer = wrapped(network, precision, **common)
+    optimizer = build_optimizer_for(network, precision, **common)
     weights, seen = network.weights, []
 
     def check(update):
@@ -119,7 +119,7 @@ def test_updates_are_adams_at_the_schedules_rate_then_projected():
 def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(precision, dtype, common):
     # small steps, so that the weights do not end in a corner
     network = make_network(freeze_after=4, factor=0.02).to(dtype)
-    optimizer, states = wrapped(network, precision, **common), []
+    optimizer, states = build_optimizer_for(network, precision, **common), []
     learn(network, optimizer, 7, after=lambda _: states.append(copy.deepcopy(network.state_dict())))
     *_, before, at_freezing, _, _, last = states
     for name, weight in at_freezing.items():
@@ -155,7 +155,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
         assert torch.equal(one, other)
 
 
-def _work(rank, legacy):
+def train_on(rank, legacy):
     """Return the weights of one of two workers, or of a single one (None), after 8 updates."""
     network = make_network()
     ddp, halves = network, 1
@@ -179,8 +179,8 @@ def _work(rank, legacy):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["pytorch_ddp", "legacy_ddp"])
 def test_two_workers_learn_what_one_does(tmp_path, legacy):
-    mine, other = on_two_workers(functools.partial(_work, legacy=legacy), tmp_path)
-    for name, value in _work(None, legacy).items():
+    mine, other = on_two_workers(functools.partial(train_on, legacy=legacy), tmp_path)
+    for name, value in train_on(None, legacy).items():
         assert torch.equal(mine[name], other[name])
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
 

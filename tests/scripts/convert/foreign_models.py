@@ -183,9 +183,9 @@ def transformer_xl_tensorflow(
         forward = f"layers.{number}.pos_ff"
         for name in ("qkv", "r", "o"):
             found[f"{theirs}/rel_attn/{name}/kernel"] = w[f"{attention}.{name}_net.weight"].T
-        for name, place in (("layer_1", 0), ("layer_2", 3)):
-            found[f"{theirs}/ff/{name}/kernel"] = w[f"{forward}.CoreNet.{place}.weight"].T
-            found[f"{theirs}/ff/{name}/bias"] = w[f"{forward}.CoreNet.{place}.bias"]
+        for name, position in (("layer_1", 0), ("layer_2", 3)):
+            found[f"{theirs}/ff/{name}/kernel"] = w[f"{forward}.CoreNet.{position}.weight"].T
+            found[f"{theirs}/ff/{name}/bias"] = w[f"{forward}.CoreNet.{position}.bias"]
         for name, part in (("rel_attn", attention), ("ff", forward)):
             found[f"{theirs}/{name}/LayerNorm/gamma"] = w[f"{part}.layer_norm.weight"]
             found[f"{theirs}/{name}/LayerNorm/beta"] = w[f"{part}.layer_norm.bias"]

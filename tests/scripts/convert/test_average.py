@@ -130,12 +130,12 @@ def test_impossible_choices_are_refused(models, refused, words, message):
 def test_a_file_that_is_there_or_cannot_be_written(models, tmp_path, capsys, monkeypatch):
     output = tmp_path / "mean.pt"
     output.write_text("kept")
-    for place, message in (
+    for path, message in (
         (output, " already exists: name another"),
         (tmp_path / "none" / "mean.pt", ": its folder does not exist; make it first"),
     ):
-        assert run(models, "--last", 2, "--output", place) == 1
-        assert f"error: --output {place}{message}" in capsys.readouterr().err
+        assert run(models, "--last", 2, "--output", path) == 1
+        assert f"error: --output {path}{message}" in capsys.readouterr().err
     assert output.read_text() == "kept"
     monkeypatch.setattr(torch, "save", Mock(side_effect=RuntimeError("no space")))
     assert run(models, "--last", 2, "--output", tmp_path / "full.pt") == 1

@@ -13,7 +13,7 @@ from tests.scripts.convert.foreign_models import (
     transformer_xl,
     transformer_xl_tensorflow,
 )
-from tests.scripts.evaluate.saved_models import Mischief
+from tests.scripts.evaluate.saved_models import UnsafePickle
 
 OF_ADAPTIVE_SPAN = adaptive_span(cutoffs=CUTOFFS)
 OF_TENSORFLOW = transformer_xl_tensorflow(CUTOFFS, 2)
@@ -67,8 +67,8 @@ def refused(tmp_path, capsys):
     ],
 )
 def test_options_that_do_not_fit_are_named(tmp_path, refused, foreign, changed, message):
-    said = refused(foreign._replace(config={**foreign.config, **changed}))
-    assert message.replace("CONFIG", f"--config {tmp_path}/config.json") in said
+    error = refused(foreign._replace(config={**foreign.config, **changed}))
+    assert message.replace("CONFIG", f"--config {tmp_path}/config.json") in error
 
 
 def test_the_codes_own_defaults_may_be_missing(tmp_path):
@@ -89,8 +89,8 @@ def test_wrong_vocabularies_are_refused(tmp_path, refused, foreign):
         ("a b", "is empty or has spaces"),
         ("<pad>", "is a special symbol of fairseq's"),
     ):
-        said = refused(foreign._replace(symbols=["<eos>", symbol, *SYMBOLS[6:], "<unk>"]))
-        assert f"--vocab {tmp_path}/vocab.txt, line 2: {symbol!r} {problem}" in said
+        message = refused(foreign._replace(symbols=["<eos>", symbol, *SYMBOLS[6:], "<unk>"]))
+        assert f"--vocab {tmp_path}/vocab.txt, line 2: {symbol!r} {problem}" in message
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_wrong_vocabularies_are_refused(tmp_path, refused, foreign):
         ("model.pt", [torch.ones(2)], "model.pt holds list, not tensors by name"),
         ("model.pt", {0: torch.ones(2), "lr": 0.1}, "more than tensors by name: 'lr', 0"),
         ("model.pt", torch.nn.Linear(2, 2), "torch.save(model.state_dict(), "),
-        ("model.pt", {"z": Mischief("executed")}, "model.pt holds more than weights and options"),
+        ("model.pt", {"z": UnsafePickle("executed")}, "model.pt holds more than weights and opti"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(
@@ -137,9 +137,9 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path, refused):
     tensors["crit.out_projs.2"] = tensors["crit.out_projs.2"] * 2
     tensors["another"] = torch.zeros(())
     foreign.config.update(attn_type=1, n_token=31)
-    said = refused(foreign._replace(tensors=tensors, symbols=[*SYMBOLS[:-1], "w0"]))
+    message = refused(foreign._replace(tensors=tensors, symbols=[*SYMBOLS[:-1], "w0"]))
     check_problems(
-        said,
+        message,
         f"--vocab {tmp_path}/vocab.txt, line 30: 'w0' occurs twice",
         f"--config {tmp_path}/config.json: it has 31 symbols, and the vocabulary has 30",
         f"attn_type is 1 in --config {tmp_path}/config.json: ",
@@ -154,9 +154,9 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path, refused):
     )
 
 
-def check_problems(said, *problems):
+def check_problems(message, *problems):
     """Check that the lines after the first begin with these problems, in any order."""
-    lines = sorted(said.splitlines()[1:])
+    lines = sorted(message.splitlines()[1:])
     for line, problem in zip(lines, sorted(problems), strict=True):
         assert line.startswith(f"  - {problem}")
 
@@ -178,11 +178,11 @@ def test_all_that_does_not_fit_has_tensorflows_names(refused):
 def test_safetensors_that_cannot_be_read_are_refused(tmp_path, monkeypatch, refused):
     path = PLAIN.write(tmp_path, "model.safetensors") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:40])
-    said = refused(PLAIN, write=False, name=path.name)
-    assert f"--checkpoint {path} is cut short or damaged" in said
+    message = refused(PLAIN, write=False, name=path.name)
+    assert f"--checkpoint {path} is cut short or damaged" in message
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    said = refused(PLAIN, write=False, name=path.name)
-    assert "needs the package safetensors: pip install safetensors" in said
+    message = refused(PLAIN, write=False, name=path.name)
+    assert "needs the package safetensors: pip install safetensors" in message
 
 
 @pytest.mark.parametrize("name", ["output", "output/mine"])

@@ -14,7 +14,7 @@ from scripts._shared.commands import ROOT
 from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from tests.scripts.convert.tensor_bundle import entry, field, table, write_bundle
-from tests.scripts.evaluate.saved_models import Mischief
+from tests.scripts.evaluate.saved_models import UnsafePickle
 
 KEPT = {
     "model/a": torch.arange(6.0).view(2, 3),
@@ -58,11 +58,11 @@ def test_tensors_are_read_without_the_optimizers(tmp_path, files, suffix):
         assert torch.equal(found[name], tensor)
 
 
-def changed(data, place):
-    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+def changed(data, position):
+    return data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
 
 
-@pytest.mark.parametrize("damage", [changed, lambda data, place: data[:place]])
+@pytest.mark.parametrize("damage", [changed, lambda data, position: data[:position]])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -73,8 +73,8 @@ def changed(data, place):
 def test_a_damaged_file_is_refused_wherever_it_is_damaged(path, damage, name, message):
     file = path.with_name(name)
     whole = file.read_bytes()
-    for place in range(len(whole)):
-        file.write_bytes(damage(whole, place))
+    for position in range(len(whole)):
+        file.write_bytes(damage(whole, position))
         assert refused(path).startswith(message)
 
 
@@ -105,7 +105,7 @@ def test_missing_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "place", "message"),
+    ("file", "offset", "message"),
     [
         (2**63, 0, "there is no x.data-9223372036854775808-of-00002"),
         (0, 2**63, "x.data-00000-of-00002 is cut short or changed at ../up"),
@@ -113,9 +113,9 @@ def test_missing_files_are_named(tmp_path):
         (b"../../file", 0, "x.index is cut short"),
     ],
 )
-def test_an_index_reaches_no_file_but_its_own(tmp_path, file, place, message):
+def test_an_index_reaches_no_file_but_its_own(tmp_path, file, offset, message):
     (tmp_path / "x.data-00000-of-00002").write_bytes(b"abcd")
-    rows = {b"": field(1, 2), b"../up": entry(1, [1], file, place, b"abcd")}
+    rows = {b"": field(1, 2), b"../up": entry(1, [1], file, offset, b"abcd")}
     (tmp_path / "x.index").write_bytes(table(rows))
     assert refused(tmp_path / "x").startswith(message)
 
@@ -160,7 +160,7 @@ def test_symbols_are_read_of_the_cached_data(tmp_path, protocol):
     cache = tmp_path / "cache.pkl"
     corpus = Corpus(["<eos>", "é"])
     # calls in the pickle are not executed
-    corpus.vocab.special = [Mischief(tmp_path / "executed")]
+    corpus.vocab.special = [UnsafePickle(tmp_path / "executed")]
     cache.write_bytes(OF_PYTHON_2 if protocol is None else pickle.dumps(corpus, protocol=protocol))
     problems = []
     assert (ForeignVocabulary(cache, problems).symbols, problems) == (["<eos>", "é"], [])

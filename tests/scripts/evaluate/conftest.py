@@ -23,7 +23,7 @@ def models(folder, text):
     write_checkpoint(folder / "xl.pt", "transformer_xl", **window)
     write_checkpoint(folder / "aa.pt", "all_attention_lm")
     absolute = {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4}
-    return write_checkpoint(folder / "places.pt", "transformer_xl", **absolute)
+    return write_checkpoint(folder / "abs.pt", "transformer_xl", **absolute)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ CONFIGS = {"all_attention_lm": AllAttentionConfig, "transformer_xl": Transformer
 BUILDERS = {"all_attention_lm": tiny.tiny_model, "transformer_xl": tiny.tiny_transformer_xl}
 
 
-class Mischief:
+class UnsafePickle:
     """An object whose pickle makes a folder when it is loaded."""
 
     def __init__(self, path):

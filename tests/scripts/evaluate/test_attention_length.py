@@ -86,7 +86,7 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
 
 
 def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path):
-    given = ("--checkpoint", f"{folder}/places.pt", "--extended-context", "0,100")
+    given = ("--checkpoint", f"{folder}/abs.pt", "--extended-context", "0,100")
     rows = sweep(folder, tmp_path, *given)
     assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]
     inputs = np.concatenate([[EOS], text[:-1]])

@@ -102,7 +102,7 @@ def losses_of(folder, *names, stride=1, batch_size=4, output=None):
 @pytest.mark.parametrize(
     ("name", "context", "stride", "first", "step"),
     [
-        *((name, context, 1, context, 5) for name in ("xl", "aa", "places") for context in (1, 9)),
+        *((name, context, 1, context, 5) for name in ("xl", "aa", "abs") for context in (1, 9)),
         # in a window of 4 tokens, the first has this context and the others have more
         ("xl", 6, 4, 8, 4),
     ],
@@ -118,11 +118,11 @@ def test_a_token_has_its_context_in_sight(folder, text, models, name, context, s
 
 
 def test_absolute_positions_limit_the_context(folder, models):
-    losses = losses_of(folder, "places.pt", stride=3)
+    losses = losses_of(folder, "abs.pt", stride=3)
     assert losses.limits == [10]
     np.testing.assert_array_equal(losses(0, 100), losses(0, 10))
-    with pytest.raises(ValueError, match=r"--stride is 13: places.pt was trained on .* 12 tokens"):
-        losses_of(folder, "places.pt", stride=13)
+    with pytest.raises(ValueError, match=r"--stride is 13: abs.pt was trained on .* 12 tokens"):
+        losses_of(folder, "abs.pt", stride=13)
     assert losses_of(folder, "xl.pt", stride=13).limits == [None]
 
 
@@ -153,12 +153,12 @@ def words(folder, *options):
 
 
 def test_the_script_measures_a_group(folder, models, tmp_path):
-    checkpoints = f"XL={folder}/xl.pt", f"P={folder}/places.pt"
+    checkpoints = f"XL={folder}/xl.pt", f"P={folder}/abs.pt"
     options = words(folder, "--output", str(tmp_path), "--checkpoint", *checkpoints)
     assert measure_recl.main(options) == 0
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["positions"] == 52
-    kept = losses_of(folder, "xl.pt", "places.pt", stride=2, batch_size=8)
+    kept = losses_of(folder, "xl.pt", "abs.pt", stride=2, batch_size=8)
 
     def after_the_longest(model, context):
         return kept(model, context)[8:]

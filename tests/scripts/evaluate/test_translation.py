@@ -23,7 +23,7 @@ REFERENCES = ("ein schneller & hell-grauer Fuchs.", "drei", "der Dritte")
 
 
 @pytest.fixture
-def place(tmp_path):
+def root(tmp_path):
     """Write a prepared test split of 3 sentences, and checkpoints; return the folder."""
     for folder in ("bin", "references"):
         (tmp_path / "data" / folder).mkdir(parents=True)
@@ -43,10 +43,10 @@ def write(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def results(places=(2, 0, 1)):
+def results(numbers=(2, 0, 1)):
     """Return the lines that fairseq-generate writes for some of the sentences."""
     lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | H-0 and so on"]
-    for number in places:
+    for number in numbers:
         lines += [f"S-{number}\t{SOURCES[number]}", f"T-{number}\tx"]
         lines += [f"H-{number}\t-0.25\t{TOKENS[number]}", f"D-{number}\t-0.25\tx"]
         # with --nbest 2
@@ -55,7 +55,7 @@ def results(places=(2, 0, 1)):
 
 
 @pytest.fixture
-def run(place, monkeypatch):
+def run(root, monkeypatch):
     """Run the script with a stand-in for fairseq-generate; return status and the commands."""
 
     def run_script(*words, lines=None, stop=None, path="plain.pt"):
@@ -72,15 +72,15 @@ def run(place, monkeypatch):
             yield SimpleNamespace(poll=lambda: 0)
 
         monkeypatch.setattr(evaluate_translation, "child_process", generate)
-        given = [place / "data" / "bin", "--path", place / path, "--source-lang", "en"]
-        given += ["--target-lang", "de", "--output", place / "out", *words]
+        given = [root / "data" / "bin", "--path", root / path, "--source-lang", "en"]
+        given += ["--target-lang", "de", "--output", root / "out", *words]
         return evaluate_translation.main(list(map(str, given))), ran
 
     return run_script
 
 
-def contents(place):
-    return {path.name: path.read_text(encoding="utf-8") for path in (place / "out").iterdir()}
+def contents(root):
+    return {path.name: path.read_text(encoding="utf-8") for path in (root / "out").iterdir()}
 
 
 def value(command, option):
@@ -88,10 +88,10 @@ def value(command, option):
     return command[len(command) - command[::-1].index(option)]
 
 
-def test_translations_are_text_in_the_order_of_the_part(place, run, capsys):
+def test_translations_are_text_in_the_order_of_the_part(root, run, capsys):
     status, (command,) = run("--examples", 2)
     assert status == 0
-    written = contents(place)
+    written = contents(root)
     assert sorted(written) == ["scores.json", "translation.txt"]
     assert written["translation.txt"].splitlines() == list(TEXTS)
     printed = capsys.readouterr().out
@@ -109,21 +109,21 @@ def test_translations_are_text_in_the_order_of_the_part(place, run, capsys):
     assert found["command"].split() == command[: command.index("--results-path")]
 
 
-def test_what_a_line_may_hold(place, run, caplog):
+def test_what_a_line_may_hold(root, run, caplog):
     lines = [line.replace("zwei", "zwei\u2028\x85drei\x0b") for line in results()]
     assert run(lines=lines)[0] == 0
     # only a newline ends a line
-    assert contents(place)["translation.txt"].count("\n") == 3
+    assert contents(root)["translation.txt"].count("\n") == 3
     assert "<unk>" not in caplog.text
     assert run(lines=[line.replace("the third", "the <unk>") for line in results()])[0] == 0
     assert "12.5 % of 8 tokens are <unk>" in caplog.text
 
 
-def test_fairseq_gets_what_is_given_but_translates_all(place, run):
-    write(place / "mine.txt", TEXTS)
-    ensemble = f"{place}/plain.pt:{place}/branched.pt"
+def test_fairseq_gets_what_is_given_but_translates_all(root, run):
+    write(root / "mine.txt", TEXTS)
+    ensemble = f"{root}/plain.pt:{root}/branched.pt"
     status, (command,) = run(
-        *("--path", ensemble, "--reference", place / "mine.txt"),
+        *("--path", ensemble, "--reference", root / "mine.txt"),
         *("--beam", 2, "--lenpen", 1.5, "--no-compound-split", "--cpu", "--"),
         *("--required-batch-size-multiple", 8, "--gen-subset", "valid", "--seed", 7),
         *("--beam", 3, "--model-overrides", "{}"),
@@ -141,9 +141,9 @@ def test_fairseq_gets_what_is_given_but_translates_all(place, run):
     }.items():
         assert value(command, option) == expected
     assert "--cpu" in command
-    found = json.loads(contents(place)["scores.json"])
+    found = json.loads(contents(root)["scores.json"])
     assert found["tokenized"]["compounds_split"] is False
-    assert (found["exact"], found["reference"]) == (100, str(place / "mine.txt"))
+    assert (found["exact"], found["reference"]) == (100, str(root / "mine.txt"))
     for path in ("branched.pt", "softmax.pt"):
         status, (command,) = run("--branch-weights", "uniform", path=path)
         assert status == 0
@@ -154,44 +154,44 @@ def test_fairseq_gets_what_is_given_but_translates_all(place, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--path {place}/plain.pt:{place}/none.pt", "--path {place}/none.pt is not a file"),
-        ("--path {place}/french.pt", "--path {place}/french.pt translates from en to fr, not from"),
-        ("--branch-weights random", "--branch-weights is random, and --path {place}/plain.pt"),
+        ("--path {root}/plain.pt:{root}/none.pt", "--path {root}/none.pt is not a file"),
+        ("--path {root}/french.pt", "--path {root}/french.pt translates from en to fr, not from"),
+        ("--branch-weights random", "--branch-weights is random, and --path {root}/plain.pt"),
         ("--branch-weights random -- --model-overrides={{}}", "--branch-weights is random and "),
-        ("--split valid", "--reference: there is no {place}/data/references/valid.de"),
-        ("--split dev", "--split dev: {place}/data/bin has no dev.en-de.en.idx and .bin"),
+        ("--split valid", "--reference: there is no {root}/data/references/valid.de"),
+        ("--split dev", "--split dev: {root}/data/bin has no dev.en-de.en.idx and .bin"),
         ("--target-lang xx", "--target-lang is xx, for which sacremoses has no rules"),
         ("--beam 0", "--beam is 0: "),
-        ("--reference {place}/two.txt", "--reference {place}/two.txt has 2 lines, --split test"),
-        ("--output {place}/two.txt", "--output {place}/two.txt cannot be written"),
+        ("--reference {root}/two.txt", "--reference {root}/two.txt has 2 lines, --split test"),
+        ("--output {root}/two.txt", "--output {root}/two.txt cannot be written"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(place, run, capsys, words, message):
-    write(place / "two.txt", REFERENCES[:2])
+def test_what_cannot_be_is_refused_before_any_work(root, run, capsys, words, message):
+    write(root / "two.txt", REFERENCES[:2])
     task = {"_name": "translation", "source_lang": "en", "target_lang": "fr"}
-    torch.save({"cfg": {"task": task}, "model": {}}, place / "french.pt")
-    status, ran = run(*words.format(place=place).split())
+    torch.save({"cfg": {"task": task}, "model": {}}, root / "french.pt")
+    status, ran = run(*words.format(root=root).split())
     assert (status, ran) == (1, [])
-    assert re.match(f"error: {message.format(place=place)}", capsys.readouterr().err)
-    assert not (place / "out").exists()
+    assert re.match(f"error: {message.format(root=root)}", capsys.readouterr().err)
+    assert not (root / "out").exists()
 
 
-def test_what_stops_leaves_what_was_there(place, run, capsys):
+def test_what_stops_leaves_what_was_there(root, run, capsys):
     interrupt = partial(signal.raise_signal, signal.SIGINT)
     assert run(stop=interrupt)[0] == 130
     assert "interrupted; nothing is written, run the same command again" in capsys.readouterr().err
-    assert not any((place / "out").iterdir())
+    assert not any((root / "out").iterdir())
     run()
-    before = contents(place)
+    before = contents(root)
     assert run(stop=interrupt)[0] == 130
-    assert run("--reference", place / "plain.pt")[0] == 1
+    assert run("--reference", root / "plain.pt")[0] == 1
     # an incomplete translation is not scored
-    for places in ((2, 0), ()):
+    for numbers in ((2, 0), ()):
         capsys.readouterr()
-        assert run(lines=results(places))[0] == 1
-        message = f"error: fairseq-generate gave {len(places)} translations of the 3 sentences of"
+        assert run(lines=results(numbers))[0] == 1
+        message = f"error: fairseq-generate gave {len(numbers)} translations of the 3 sentences of"
         assert capsys.readouterr().err.startswith(message)
-    assert contents(place) == before
+    assert contents(root) == before
 
 
 def test_gleu_is_the_lesser_of_precision_and_recall():

@@ -37,8 +37,8 @@ def test_spans_are_those_that_the_mask_lets_through_and_the_log_has(tmp_path, ca
     for name, expected in (("mean", tokens.mean(1)), ("largest", tokens.amax(1))):
         assert [layer[name] for layer in model["layers"]] == pytest.approx(expected.tolist())
     assert model["mean"] == pytest.approx(tokens.mean().item())
-    said = f"all, 1,200 updates: mean span {tokens.mean():.1f} tokens, largest 64.0 of 64"
-    assert said in capsys.readouterr().out
+    line = f"all, 1,200 updates: mean span {tokens.mean():.1f} tokens, largest 64.0 of 64"
+    assert line in capsys.readouterr().out
     assert (output / "attention_spans.png").stat().st_size > 5000
 
 
@@ -49,7 +49,7 @@ def test_what_is_drawn():
         {"layer": 2, "mean": 4112, "largest": 8192, "spans": [32, 8192]},
     ]
     plot_attention_spans.draw(axes, [{"model": "all", "layers": layers}])
-    drawn = [(round(place), span) for place, span in axes.collections[0].get_offsets()]
+    drawn = [(round(x), span) for x, span in axes.collections[0].get_offsets()]
     assert drawn == [(1, 32), (1, 33), (2, 32), (2, 8192)]
     assert [list(line.get_ydata()) for line in axes.get_lines()] == [[32.5, 4112], [33, 8192]]
 

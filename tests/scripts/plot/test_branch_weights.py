@@ -21,16 +21,16 @@ def json_line(updates, **changed):
         for kind, values in (("kappa", KAPPA), ("alpha", changed.get(layer, ALPHA)))
         for number, value in enumerate(values, start=1)
     }
-    told = {"epoch": 1, "valid_loss": "3.06", **weights, "valid_num_updates": f"{updates}"}
-    return json.dumps({**told, "valid_best_loss": "3"})
+    fields = {"epoch": 1, "valid_loss": "3.06", **weights, "valid_num_updates": f"{updates}"}
+    return json.dumps({**fields, "valid_best_loss": "3"})
 
 
 def simple_line(updates, model):
     """Return the validation line of a model in fairseq's simple format."""
     with metrics.aggregate(new_root=True) as found:
         model(**sentences())
-    told = {"loss": "3.06", **found.get_smoothed_values(), "num_updates": updates}
-    fields = " | ".join(f"{name} {value}" for name, value in told.items())
+    values = {"loss": "3.06", **found.get_smoothed_values(), "num_updates": updates}
+    fields = " | ".join(f"{name} {value}" for name, value in values.items())
     return f"2026-01-31 19:41:58 | INFO | valid | epoch 001 | valid on 'valid' subset | {fields}"
 
 
@@ -119,13 +119,13 @@ def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
 def test_each_layer_has_two_panels_and_each_branch_a_line():
     # sorted as text, branches 10 to 12 would come before 2
     twelve = [[number / 78 for number in range(1, 13)]] * 4
-    courses = {
+    series = {
         ("encoder1", "kappa"): [KAPPA] * 4,
         ("encoder1", "alpha"): [[x, 7 - x, 0, 0] for x in (1.0, 2.0, 6.0, 3.0)],
         ("decoder1", "kappa"): twelve,
     }
     figure = Figure()
-    draw(figure.add_subplot(), [10, 20, 60, 90], courses, 3)
+    draw(figure.add_subplot(), [10, 20, 60, 90], series, 3)
     assert [axes.get_title() for axes in figure.axes] == ["encoder1 κ", "encoder1 α", "decoder1 κ"]
     # the branches, and 1/M
     assert [len(axes.get_lines()) for axes in figure.axes] == [5, 5, 13]

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from scripts.plot import losses as plot_losses
 from scripts.plot._logs import read_figures
-from scripts.plot.losses import known_bits, read_courses
+from scripts.plot.losses import known_bits, read_series
 
 # what fairseq-train writes to --log-file with --log-format json, and what it prints by default
 JSON_LOG = """\
@@ -38,8 +38,8 @@ epoch 001 | loss 3.224 | ppl 9.35 | num_updates 20 | lr 0.07
 """
 
 
-def courses(lines):
-    return read_courses([read_figures(line) for line in lines])
+def series(lines):
+    return read_series([read_figures(line) for line in lines])
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def logs(tmp_path):
 
 @pytest.mark.parametrize("log", [JSON_LOG, SIMPLE_LOG], ids=["json", "simple"])
 def test_a_line_cut_short_is_skipped(log):
-    line = next(line for line in log.splitlines() if courses([line])["updates"])
+    line = next(line for line in log.splitlines() if series([line])["updates"])
     # do not cut within the number of updates: the rest would be a number, too
     for length in range(line.rindex("10")):
-        assert courses([line[:length].rstrip()])["updates"] == []
+        assert series([line[:length].rstrip()])["updates"] == []
 
 
 def test_figures_are_printed_and_written(logs, tmp_path, capsys):
@@ -110,10 +110,10 @@ def test_time_is_that_of_all_updates_before():
         "epoch 001:     25 / 37 loss=2.9, num_updates=25, lr=0.1, train_wall=7, wall=0",
     ]
     # the second validation lies between the lines of updates 15 and 25
-    assert courses(lines)["seconds"] == [9.0, 17.5]
-    assert courses(lines[:-1])["seconds"] == [9.0, 14.0]
-    assert courses([lines[2], lines[-1]])["seconds"] == [2.8]
-    assert courses(lines[2:3])["seconds"] == [None]
+    assert series(lines)["seconds"] == [9.0, 17.5]
+    assert series(lines[:-1])["seconds"] == [9.0, 14.0]
+    assert series([lines[2], lines[-1]])["seconds"] == [2.8]
+    assert series(lines[2:3])["seconds"] == [None]
 
 
 def test_training_loss_is_the_mean_since_the_validation_before():
@@ -130,7 +130,7 @@ def test_training_loss_is_the_mean_since_the_validation_before():
         "2026-01-31 19:41:58 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 4.25 "
         "| nll_loss 2 | ppl 7 | num_updates 20",
     ]
-    found = courses(lines)
+    found = series(lines)
     assert found["training_losses"] == [7.0, 6.0, 5.0]
     # with label smoothing, the loss without smoothing counts
     assert found["losses"] == [2.5, 3.0, 2.0]

@@ -102,8 +102,8 @@ def refused(result, *named):
     status, _, error = result
     message = error.splitlines()[-1]
     of_parser = status == 2 and "error: argument" in message
-    one = of_parser or (status == 1 and error == f"{message}\n" and error.startswith("error: "))
-    return one and all(str(word) in message for word in named)
+    single = of_parser or (status == 1 and error == f"{message}\n" and error.startswith("error: "))
+    return single and all(str(word) in message for word in named)
 
 
 @contextmanager

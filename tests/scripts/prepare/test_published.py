@@ -83,7 +83,7 @@ def small():
         published = getattr(module, name.upper())
         changes = {"vocabulary": VOCABULARIES[name], "archives": []}
         for archive in published.archives:
-            known = {"place": f"localhost:1/{archive.name}"}
+            known = {"address": f"localhost:1/{archive.name}"}
             if archive.checksum:
                 known["checksum"] = digest(files[archive.name])
             else:
@@ -99,9 +99,9 @@ def small():
 @pytest.fixture
 def prepare(small, call, tmp_path):
     def prepare(name, *options):
-        of_its_own = {"enwik8": ("--newlines", "eos"), "text8": ()}.get(name, ("--workers", 1))
+        extra_options = {"enwik8": ("--newlines", "eos"), "text8": ()}.get(name, ("--workers", 1))
         description = f"{name}, data.\n\n    python -m scripts.prepare.{name}\n"
-        words = ("--output", tmp_path / "out", *of_its_own, *options)
+        words = ("--output", tmp_path / "out", *extra_options, *options)
         return call(lambda given: _published.run(small[name], description, given), *words)
 
     return prepare
@@ -218,5 +218,5 @@ def test_offsets_beyond_two_gibibytes_are_mended(tmp_path):
         index.write([np.int32(2**28)] * 4)
     (tmp_path / "train.bin").write_bytes(bytes(4))
     assert min(offsets()) < 0
-    _binarize.mend_offsets(str(tmp_path / "train"))
+    _binarize.rewrite_index(str(tmp_path / "train"))
     assert offsets() == [0, 2**30, 2**31, 3 * 2**30]

@@ -19,8 +19,8 @@ def prepare(call, tmp_path):
     return partial(call, text.main, "--output", tmp_path / "out", "--workers", 1)
 
 
-def written(folder, split, place="tokens"):
-    return (folder / place / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+def written(folder, split, stage="tokens"):
+    return (folder / stage / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def read_json(path):
@@ -43,10 +43,10 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
     out = tmp_path / "out"
     units = read_json(out / "bin" / "units.json")
     assert units["unit"] == "characters"
-    symbols = {name: one for one, name in units["symbols"].items()}
+    symbols = {name: character for character, name in units["symbols"].items()}
     found = {
         split: [
-            "".join(symbols.get(one, one) for one in line.split(" ")[:-1])
+            "".join(symbols.get(character, character) for character in line.split(" ")[:-1])
             for line in lines(out / "bin", split)
         ]
         for split in SPLITS
@@ -102,10 +102,10 @@ def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
     assert prepare(*words)[0] == 0
     names = sorted(range(20), key=lambda number: (number % 3, number))
     drawn = random.Random(1).sample(range(20), 8)
-    held = {"valid": drawn[:4], "test": drawn[4:]}
-    held["train"] = [place for place in range(20) if place not in drawn]
-    for split, places in held.items():
-        documents = [names[place] for place in sorted(places)]
+    indices_of_part = {"valid": drawn[:4], "test": drawn[4:]}
+    indices_of_part["train"] = [index for index in range(20) if index not in drawn]
+    for split, indices in indices_of_part.items():
+        documents = [names[index] for index in sorted(indices)]
         text_of = "\n\n".join(f"first {number}\n\nlast {number}" for number in documents)
         assert written(tmp_path / "out", split) == text_of.split("\n")
     before = contents(tmp_path / "out")

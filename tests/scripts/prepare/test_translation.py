@@ -39,7 +39,7 @@ def write(folder, name, numbers):
 
 
 @pytest.fixture
-def place(tmp_path):
+def folder(tmp_path):
     write(tmp_path, "one.{}", range(10))
     write(tmp_path, "two.{}.gz", range(10, 25))
     write(tmp_path, "dev.{}", PARTS["valid"])
@@ -48,15 +48,15 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def prepare(call, place):
-    words = ["--source-lang", "en", "--target-lang", "de", "--output", place / "out"]
-    words += ["--train", place / "one", place / "two", "--valid", place / "dev"]
-    words += ["--test", place / "new", place / "dev", "--workers", 1]
+def prepare(call, folder):
+    words = ["--source-lang", "en", "--target-lang", "de", "--output", folder / "out"]
+    words += ["--train", folder / "one", folder / "two", "--valid", folder / "dev"]
+    words += ["--test", folder / "new", folder / "dev", "--workers", 1]
     return partial(call, translation.main, *words, "--bpe-size", 120, "--max-length", 40)
 
 
 def pairs_of(folder, part):
-    return list(zip(*(read_lines(folder / f"{part}.{one}") for one in LANGUAGES), strict=True))
+    return list(zip(*(read_lines(folder / f"{part}.{code}") for code in LANGUAGES), strict=True))
 
 
 def joined(line):
@@ -68,10 +68,10 @@ def number_of(line):
     return int(number)
 
 
-def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place):
+def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, folder):
     status, _, error = prepare()
     assert (status, error) == (0, "")
-    out = place / "out"
+    out = folder / "out"
     found = json.loads((out / "preparation.json").read_text(encoding="utf-8"))
     for part, numbers in PARTS.items():
         tokens, units = pairs_of(out / "tokens", part), pairs_of(out / "bpe", part)
@@ -92,11 +92,11 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place
                 assert f"{unit} </s>".strip() == line or "<unk>" in line
         sizes = found["parts"][part]
         assert (sizes["pairs"], sizes["kept"]) == (len(numbers), len(expected))
-        for side, one in enumerate(LANGUAGES):
+        for side, language in enumerate(LANGUAGES):
             text = " ".join(pair[side] for pair in held)
-            assert sizes[one]["tokens"] == len(text.split())
-            assert sizes[one]["unknown"] == text.count("<unk>")
-            assert sizes[one]["words"] == len(" ".join(pair[side] for pair in tokens).split())
+            assert sizes[language]["tokens"] == len(text.split())
+            assert sizes[language]["unknown"] == text.count("<unk>")
+            assert sizes[language]["words"] == len(" ".join(pair[side] for pair in tokens).split())
     reasons = [found["parts"]["train"][key] for key in ("empty", "too_long", "too_unequal")]
     assert reasons == [2, 2, 2]
     joint = (out / "bin" / "dict.en.txt").read_text(encoding="utf-8")
@@ -104,11 +104,11 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place
     trained = " ".join(line for pair in pairs_of(out / "clean", "train") for line in pair)
     assert {line.split()[0] for line in joint.splitlines()} == set(trained.split())
     for part, source in (("test", "new.{}.gz"), ("test1", "dev.{}")):
-        for one in LANGUAGES:
-            kept = list(read_lines(out / "references" / f"{part}.{one}"))
-            assert kept == list(read_lines(place / source.format(one)))
-            detokenizer = MosesDetokenizer(lang=one)
-            units = read_lines(out / "bpe" / f"{part}.{one}")
+        for language in LANGUAGES:
+            kept = list(read_lines(out / "references" / f"{part}.{language}"))
+            assert kept == list(read_lines(folder / source.format(language)))
+            detokenizer = MosesDetokenizer(lang=language)
+            units = read_lines(out / "bpe" / f"{part}.{language}")
             back = [detokenizer.detokenize(joined(line).split()) for line in units]
             assert back == [line.strip("\x07 ") for line in kept]
     units = json.loads((out / "bin" / "units.json").read_text())
@@ -117,19 +117,19 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place
     assert (out / "bin" / units["model"]).resolve() == out / "bpe" / "codes"
 
 
-def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare, place):
+def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare, folder):
     assert prepare()[0] == 0
-    out = place / "out"
+    out = folder / "out"
     before = contents(out)
     status, printed, _ = prepare()
     assert (status, printed.count(": complete\n"), printed.count("at work")) == (0, 5, 0)
     for option, stage in (("bpe-size", "bpe"), ("max-length", "clean"), ("max-ratio", "clean")):
         named = f"--output {out}: {stage} was made with another --{option}"
         assert refused(prepare(f"--{option}", 9), named)
-    assert prepare("--no-aggressive-hyphens", "--output", place / "whole")[0] == 0
-    units = (place / "whole" / "bpe" / "train.en").read_text(encoding="utf-8")
+    assert prepare("--no-aggressive-hyphens", "--output", folder / "whole")[0] == 0
+    units = (folder / "whole" / "bpe" / "train.en").read_text(encoding="utf-8")
     assert "well-known" in joined(units)
-    with (place / "dev.de").open("a") as file:
+    with (folder / "dev.de").open("a") as file:
         file.write("Mehr.\n")
     assert refused(prepare(), "tokens was made with another --valid")
     assert contents(out) == before
@@ -147,13 +147,13 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
         ("--train {}/no", "--train {}/no: there is no no.en and no no.en.gz: give"),
     ],
 )
-def test_what_cannot_be_used_is_refused(prepare, place, options, named):
-    write_files(place, {"short.en": "a b\n" * 10, "short.de": "a b\n" * 2})
-    write_files(place, {"blank.en": " \n\x07\n", "blank.de": "a\nb\n"})
-    result = prepare(*options.replace("{}", str(place)).split())
-    assert refused(result, named.replace("{}", str(place))), result
-    assert not (place / "out" / "bin").exists()
-    assert not list(place.rglob("*.partial-*"))
+def test_what_cannot_be_used_is_refused(prepare, folder, options, named):
+    write_files(folder, {"short.en": "a b\n" * 10, "short.de": "a b\n" * 2})
+    write_files(folder, {"blank.en": " \n\x07\n", "blank.de": "a\nb\n"})
+    result = prepare(*options.replace("{}", str(folder)).split())
+    assert refused(result, named.replace("{}", str(folder))), result
+    assert not (folder / "out" / "bin").exists()
+    assert not list(folder.rglob("*.partial-*"))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def given(monkeypatch, tmp_path):
         def small(archive):
             digest = hashlib.sha256(made[archive.name]).hexdigest()
             known = f"sha256:{digest}" if archive.checksum else None
-            return replace(archive, checksum=known, place=f"localhost:1/{archive.name}")
+            return replace(archive, checksum=known, address=f"localhost:1/{archive.name}")
 
         train = tuple(map(small, wmt14.TRAIN[pair]))
         monkeypatch.setattr(wmt14, "TRAIN", {pair: train})

@@ -5,11 +5,10 @@ import re
 
 import pytest
 
-from tests.end_to_end.commands import ROOT
+from tests.end_to_end.commands import PLUGIN, ROOT
 
-PACKAGE = ROOT / "fairseq_plugins"
-# the other subpackages that each subpackage ("room") may import from
-ROOMS = {
+# the other subpackages that each subpackage may import from
+PACKAGES = {
     "fairseq_integration": set(),
     "product_key_memory": {"fairseq_integration"},
     "weighted_transformer": {"fairseq_integration"},
@@ -33,7 +32,7 @@ def statements(file):
 
 def imported(file):
     """Yield the dotted names that a file imports, at any place in it."""
-    package = ("fairseq_plugins", *file.relative_to(PACKAGE).parent.parts)
+    package = ("fairseq_plugins", *file.relative_to(PLUGIN).parent.parts)
     for node in statements(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -45,21 +44,21 @@ def imported(file):
 
 def layers():
     """Return the files that make up the standalone layers."""
-    files = [PACKAGE / "modules" / "__init__.py"]
+    files = [PLUGIN / "modules" / "__init__.py"]
     for file in files:
         for name in imported(file):
             path = ROOT.joinpath(*name.split(".")[:3]).with_suffix(".py")
             if path.is_file() and path not in files:
                 files.append(path)
-    return [file for file in files if file.parent.name in ROOMS.keys() - {"fairseq_integration"}]
+    return [file for file in files if file.parent.name in PACKAGES.keys() - {"fairseq_integration"}]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_from_those_below_it(room):
-    allowed = {room, "__version__"} | ROOMS[room]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_from_those_below_it(package):
+    allowed = {package, "__version__"} | PACKAGES[package]
     wrong = [
         (file.name, name)
-        for file in (PACKAGE / room).glob("*.py")
+        for file in (PLUGIN / package).glob("*.py")
         for name in imported(file)
         for top, part in [(f"{name}.".split(".")[:2])]
         if top in ("scripts", "tests") or (top == "fairseq_plugins" and part not in allowed)
