@@ -17,7 +17,7 @@ name                      symbols  parameters  GiB        what
 ablation_size_none        60,000   138M        2.6        table 2, without a memory: as with 16k slots
 ablation_size_SLOTS       60,000               2.7-16.5   table 2; 1M: perplexity 19.8, --memory-query-batch-norm 18.0
 ablation_position_LAYER   60,000               6.0        table 3, layers 1 to 6; 1: 21.5, the worst; 5: the best
-ablation_heads_HEADS_KNN  60,000               6.0        figure 5, such as 1_64, 2_32, 4_16, 8_8: about 20.5
+ablation_heads_HEADS_KNN  60,000               6.0        figure 5, 1_64, 2_32, 4_16, 8_8: about 20.5; 4_8, 4_64, 1_32, 8_32
 ablation_keys_SLOTS_KEYS  60,000               2.7-16.5   table 4, figure 6; KEYS: product, or flat (16k: 0.6 GiB more)
 english_none              8,100    2.26M                  SOURCE: any text
 english_16k               8,100    4.49M                  the same with 16,384 slots

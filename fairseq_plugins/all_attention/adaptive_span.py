@@ -98,7 +98,7 @@ class AdaptiveSpan(Float32Module):
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
 
     def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
-        """Return the factor due to ``epsilon``, given log Σ m·exp(score) and log Σ exp(score)."""
+        """Return the output's factor due to ε, given log Σ m·exp(score) and log Σ exp(score)."""
         # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); the output is 0 anyway where both sums are
         return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
 

@@ -222,7 +222,7 @@ class AllAttention(RelativeAttention):
         return self.persistent.attend(query, dropout, return_lse)  # type: ignore[union-attr]
 
     def _add_persistent(self, attended: Tensor, query: Tensor) -> Tensor:
-        """Add or append attention to persistent vectors, in a softmax of its own."""
+        """Add persistent vectors' own attention to (H, B, T, d_h), or append its heads."""
         if self.variant == SINGLE_HEAD:
             # (H, B, T, d_h) -> (1, B, T, d), divided by √d instead of √d_h
             wide = merge_heads(query) / math.sqrt(self.num_heads)

@@ -32,7 +32,7 @@ REFUSED = {
     "retain_dropout": "fairseq retains only dropout of its own modules",
     "print_step": "decoding is not iterative",
 }
-# options without effect in that task's commands, and in translation, for docs/options.md
+# options without effect in commands of ``SEGMENTS``, and in translation, for docs/options.md
 WITHOUT_EFFECT = {
     "train, eval-lm": (
         "num_workers",

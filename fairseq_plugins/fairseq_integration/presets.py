@@ -41,7 +41,7 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
     options = MODEL_DATACLASS_REGISTRY[model]
     for name, values in [(model, {}), *presets.items()]:
         _PRESETS[name] = options
-        complete = partial(_complete_parsed, values)
+        complete = partial(_complete_without_tpu, partial(_complete_parsed, values))
         if name == model:
             # fairseq has registered this name
             ARCH_CONFIG_REGISTRY[name] = complete

@@ -62,7 +62,7 @@ def register() -> None:
 
 
 def register_with_subpackage() -> None:
-    """Register when a subpackage is imported, unless only its layers are (by ``modules``)."""
+    """Register when a subpackage is imported, unless ``modules`` was imported before."""
     if f"{PACKAGE}.modules" not in sys.modules:
         try:
             register()

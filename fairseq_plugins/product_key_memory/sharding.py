@@ -40,7 +40,7 @@ class AllColumns:
         return table
 
     def gather(self, columns: Tensor) -> Tensor | None:
-        """Return all columns (K, d), of shards only on worker 0. All workers must call this."""
+        """Return all columns (K, d); of shards, None except on worker 0. All workers must call."""
         return columns
 
     def rows_of_any_worker(self, chosen: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 # looked for in a folder; scripts.convert.checkpoint writes the last
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
-# options of the training's task that do not apply to evaluation
+# options of the training's task that load() resets
 _OF_TRAINING = {
     "continue_past_eos": False,
     "dataset_impl": None,

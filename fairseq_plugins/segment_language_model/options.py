@@ -16,7 +16,7 @@ from omegaconf import II
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
-# The cost grows with the square of the length; a longer segment would take hours.
+# In tokens. The cost grows with the square of the length; a longer segment would take hours.
 LONGEST_SEGMENT = 2**20
 
 

@@ -41,7 +41,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def save_for_new_training(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint with the counters of a new training; raise OSError if the disk is full."""
+    """Write a checkpoint that starts a new training; raise OSError if the disk is full."""
     import torch
 
     start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}

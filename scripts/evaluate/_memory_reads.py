@@ -112,7 +112,7 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
 
 
 def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
-    """Raise ValueError if a checkpoint has no memory or takes no --tokens-per-sample."""
+    """Raise ValueError if a checkpoint has no memory or a given --tokens-per-sample is wrong."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
     if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):

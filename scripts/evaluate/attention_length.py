@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
     add("--clamp-len", help="distance limits, such as 400,800 (as trained)")
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
-    help_text = "also time N sliding windows of each attention length, for one stream (0)"
+    help_text = "also time N sliding windows of each attention length, one at a time (0)"
     add("--sliding-window", type=int, default=0, metavar="N", help=help_text)
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the results so far"

@@ -63,7 +63,7 @@ def format_tables(models: list[dict[str, Any]]) -> str:
         most = max(map(len, overlaps)) - 3
         headers = ["model", "memory", "head", *(f"in head {n}, %" for n in range(1, most + 1))]
         parts.append(
-            "Share of the slots that a token reads with one head (row) and also with another:"
+            "Of the slots that a token reads with one head (row), the share that another reads:"
         )
         parts.append(markdown_table(headers, overlaps))
     return "\n\n".join(parts)
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--batch-size", type=int, help=help_text)
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
-    help_text = "also write which slots, this share of all, were read least, such as 0.1"
+    help_text = "also write this share of the slots, those that were read least, such as 0.1"
     add("--rarely-read", type=float, metavar="SHARE", help=help_text)
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"

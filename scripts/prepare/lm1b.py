@@ -5,7 +5,7 @@
 The training part is the 99 training shards, validation is heldout shard 1, test is heldout shard 0.
 Each sentence ends with </s>; words seen fewer than 3 times in training become <unk>. Only ASCII
 whitespace separates words: other whitespace in a word, where fairseq would split it, is written as
-U+2423. It needs 20 GB of disk while it runs, 4 GB of memory, and more than an hour on few cores.
+U+2423. It needs 20 GB of disk, about 4 GB of memory, and more than an hour on few cores.
 """
 
 import sys

@@ -8,7 +8,7 @@ folder with train.txt, valid.txt and test.txt. Files are UTF-8 and may be compre
 even empty ones, keep their order; each line ends with </s>, and an empty line is a lone </s>. An
 empty line separates documents of a folder. Windows line ends and a byte-order mark are left out.
 
---unit characters   characters; the space becomes U+2581, other whitespace such as <U+00A0>
+--unit characters   characters; the space becomes U+2581, other whitespace a symbol such as <U+00A0>
 --unit words        words between whitespace of any kind, or Moses tokens with --moses LANGUAGE
 --unit subwords     units of these words, by codes that are learned on the training part
 
@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Text:
-    """Files to read one after another, or lines of one file, from start up to but not stop."""
+    """Files to read one after another, or lines of one file, from start to before stop."""
 
     files: tuple[Path, ...]
     start: int = 0

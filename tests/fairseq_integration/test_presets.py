@@ -149,9 +149,9 @@ def test_hydra_has_the_same_presets_and_refuses_an_option_that_the_model_lacks()
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("transformer_xl_tiny", "--bf16"),
+        ("made_up_large", "--bf16"),
         ("transformer", "--bf16"),
-        ("pkm_transformer", "--memory-efficient-bf16"),
+        ("made_up", "--memory-efficient-bf16"),
     ],
 )
 def test_bfloat16_is_for_tpus_only_where_there_may_be_one(monkeypatch, name, words):
