@@ -57,7 +57,7 @@ recipe() {
         --warmup-updates 4000 --fp16 --fp16-no-flatten-grads --ddp-backend legacy_ddp
         --batch-size 8 --update-freq 32 --max-update 250000
         --save-interval-updates 5000 --keep-interval-updates 1)
-    local cpu=(--cpu --distributed-world-size 1 --seed 1 --dropout 0 --warmup-init-lr 1e-7
+    local small=(--distributed-world-size 1 --seed 1 --dropout 0 --warmup-init-lr 1e-7
         --log-format json --log-interval 50)
     local norm=(--memory-query-batch-norm) ablation=(--arch pkm_transformer_lm_ablation)
     local inner=256 layers=2 passes=2 memory_rate depth=(--decoder-layers 6)
@@ -122,8 +122,8 @@ recipe() {
             --decoder-ffn-embed-dim 512 --decoder-attention-heads 4
             --share-decoder-input-output-embed --memory-layers "$layers" --memory-slots "$slots"
             "${adam[@]}" --lr 0.004 --memory-lr $memory_rate --warmup-updates 200
-            --batch-size 16 --max-epoch "$passes" "${cpu[@]}")
-        evaluation=(--batch-size 16 --required-batch-size-multiple 1 --cpu)
+            --batch-size 16 --max-epoch "$passes" "${small[@]}")
+        evaluation=(--batch-size 16 --required-batch-size-multiple 1)
         ;;
     facts_*)
         case ${name#facts_} in
@@ -142,7 +142,7 @@ recipe() {
             "${adam[@]}" --lr 0.005 --memory-lr 0.02 --warmup-updates 100
             --stop-time-hours 0.08 --max-update 1000000
             --validate-interval-updates 100 --validate-interval 1000000
-            --save-interval 1000000 --save-interval-updates 1000000 "${cpu[@]}")
+            --save-interval 1000000 --save-interval-updates 1000000 "${small[@]}")
         ;;
     *) return 1 ;;
     esac
