@@ -6,6 +6,7 @@ fairseq would fail in the middle of a training, or compute something else.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,9 @@ def check_devices() -> None:
 
 
 def _call_main(call: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
+    if cfg.common.cpu:
+        # otherwise fairseq clips gradients on a CPU by a norm that is on a GPU, which fails
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
     no_gpu_because = "--cpu is given" if cfg.common.cpu else "there is none"
     trains, workers = cfg.common_eval.path is None, cfg.distributed_training

@@ -26,6 +26,8 @@ from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
 # The row number of a read that does not count; larger than any other.
 NO_ROW = torch.iinfo(torch.int64).max
+# tokens whose rows are copied at a time
+TOKENS_AT_A_TIME = 1024
 
 
 def plain_weighted_sum(
@@ -60,12 +62,36 @@ def weighted_sum(
 
     A ``sparse`` gradient is coalesced; with ``spare``, its buffers, it is padded on accelerators.
     """
-    summed = F.embedding_bag(
-        rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
-    )
+    # not every torch has the gradient of the weights in bfloat16 on a GPU (its issue 185808)
+    in_pieces = values.dtype == torch.bfloat16 and pads_rows(values)
+    total = _SumRows.apply if in_pieces else sum_rows
+    summed = total(values.detach(), rows, weights.to(values.dtype))
     if not values.requires_grad:
         return summed
     return _WriteRows.apply(summed, values, rows, weights.detach(), frozen, sparse, spare)
+
+
+def sum_rows(values: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sums (N, d) of equation 3 without copying the rows."""
+    return F.embedding_bag(rows, values, per_sample_weights=weights, mode="sum")
+
+
+class _SumRows(torch.autograd.Function):
+    """:func:`sum_rows`, with a gradient of the weights that copies the rows of some tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(values, rows)
+        return sum_rows(values, rows, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, rows = ctx.saved_tensors
+        pieces = zip(rows.split(TOKENS_AT_A_TIME), grad.split(TOKENS_AT_A_TIME), strict=True)
+        # (n, R, d) · (n, d, 1) -> (n, R, 1)
+        products = [values[read] @ slope.unsqueeze(-1) for read, slope in pieces]
+        return None, None, torch.cat(products).squeeze(-1)
 
 
 class _WriteRows(torch.autograd.Function):

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -31,9 +30,8 @@ def calling_function(frame):
 
 
 @contextlib.contextmanager
-def counted_waits():
-    """Count this package's waits during the block, by file and function."""
-    waits = Counter()
+def counted_waits(waits):
+    """Add this package's waits during the block to a counter, by file and function."""
 
     def note(message, *_):
         if "synchronizing" in str(message) and (name := calling_function(sys._getframe(1))):
@@ -45,6 +43,6 @@ def counted_waits():
         warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield waits
+            yield
         finally:
             torch.cuda.set_sync_debug_mode(before)

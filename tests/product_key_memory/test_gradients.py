@@ -192,6 +192,21 @@ def test_gradients_of_rows_are_those_of_the_formula(monkeypatch, reads, how, spa
         assert listed == expected.any(1).nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize("reads", READS)
+def test_gradients_of_weights_in_bfloat16_on_accelerators(monkeypatch, reads):
+    monkeypatch.setattr(values, "pads_rows", lambda x: True)
+    monkeypatch.setattr(values, "TOKENS_AT_A_TIME", 2)
+    rows = torch.as_tensor(READS[reads])
+    drawn = draw(TABLE, WIDTH), draw(*rows.shape), draw(len(rows), WIDTH)
+    table, weights, slope = (tensor.detach().bfloat16() for tensor in drawn)
+    gradients = []
+    for total, dtype in ((weighted_sum, torch.bfloat16), (plain_weighted_sum, torch.float64)):
+        leaf = weights.detach().to(dtype).requires_grad_()
+        total(table.to(dtype), rows, leaf).backward(slope.to(dtype))
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[0], gradients[1].bfloat16(), rtol=1e-2, atol=1e-2)
+
+
 def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
     spare, like = SpareRows(100), torch.empty(1, WIDTH)
     first = spare.take(16, like)
