@@ -24,7 +24,7 @@ english_16k               8,100    4.49M                  the same with 16,384 s
 english_262k              8,100    36.3M                  the same with 262,144 slots
 python_none               8,000    2.25M                  source text of 25 packages of PyPI, each token once
 python_12l                8,000    3.44M                  the same with twelve layers
-python_SLOTS              8,000    11.3M                  the same with a memory, 65k: batch-normalised queries
+python_SLOTS              8,000    10.9M                  the same with a memory, 65k: batch-normalised queries
 facts_memory              340      1.16M                  16,384 slots, 2 heads of 16, queries batch-normalised; SOURCE: 16384
 facts_memory_no_norm      340      1.16M                  the same, queries as they are
 facts_feed_forward        340      0.22M                  sublayers of 640, which take as long as the memory
@@ -60,7 +60,7 @@ recipe() {
     local small=(--distributed-world-size 1 --seed 1 --dropout 0 --warmup-init-lr 1e-7
         --log-format json --log-interval 50)
     local norm=(--memory-query-batch-norm) ablation=(--arch pkm_transformer_lm_ablation)
-    local inner=256 layers=2 passes=2 memory_rate depth=(--decoder-layers 6)
+    local inner=256 layers=2 passes=2 rate memory_rate depth=(--decoder-layers 6)
 
     case $name in
     english_* | python_* | facts_*) log=1 ;;
@@ -105,23 +105,23 @@ recipe() {
     english_none | english_16k | english_262k | python_*)
         preparation=(text --unit subwords --moses en --bpe-size 8000) source=--input
         task+=(--tokens-per-sample 256)
-        layers='' slots=16384 memory_rate=0.004
+        layers='' slots=16384 rate=0.004 memory_rate=0.004
         [[ $name == english_* ]] || {
             preparation=(python_source --subwords 8000
                 --packages "$(dirname "$0")/python_packages.txt") source=''
             adam+=("${norm[@]}" --validate-interval-updates 500 --save-interval-updates 500
-                --keep-interval-updates 1) passes=1 memory_rate=0.008
+                --keep-interval-updates 1) passes=1 rate=0.008 memory_rate=0.016
             depth+=(--decoder-normalize-before)
         }
         case ${name#*_} in
         none) ;;
-        12l) depth=(--decoder-layers 12 --decoder-normalize-before) ;;
+        12l) depth=(--decoder-layers 12 --decoder-normalize-before) rate=0.004 ;;
         *) slots_of "${name#*_}" && layers=5 || return 1 ;;
         esac
         training=(--arch pkm_transformer_lm "${depth[@]}" --decoder-embed-dim 128
             --decoder-ffn-embed-dim 512 --decoder-attention-heads 4
             --share-decoder-input-output-embed --memory-layers "$layers" --memory-slots "$slots"
-            "${adam[@]}" --lr 0.004 --memory-lr $memory_rate --warmup-updates 200
+            "${adam[@]}" --lr $rate --memory-lr $memory_rate --warmup-updates 200
             --batch-size 16 --max-epoch "$passes" "${small[@]}")
         evaluation=(--batch-size 16 --required-batch-size-multiple 1)
         ;;
