@@ -142,7 +142,7 @@ recipe() {
             "${adam[@]}" --lr 0.005 --memory-lr 0.02 --warmup-updates 100
             --stop-time-hours 0.08 --max-update 1000000
             --validate-interval-updates 100 --validate-interval 1000000
-            --save-interval 1000000 --save-interval-updates 1000000 "${small[@]}")
+            --save-interval 1000000 --save-interval-updates 1000000 "${small[@]}" --cpu)
         ;;
     *) return 1 ;;
     esac

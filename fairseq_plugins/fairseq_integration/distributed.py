@@ -79,7 +79,7 @@ def check_devices() -> None:
 
 def _call_main(call: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
     if cfg.common.cpu:
-        # otherwise fairseq clips gradients on a CPU by a norm that is on a GPU, which fails
+        # if fairseq sees a GPU, it puts the norm of the gradients there, and cannot clip by it
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
     no_gpu_because = "--cpu is given" if cfg.common.cpu else "there is none"

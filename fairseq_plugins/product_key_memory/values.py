@@ -1,7 +1,7 @@
 """Weighted sums of selected rows of a table of values, and their gradients.
 
 Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. :func:`plain_weighted_sum` is the
-equation, with autograd's gradient. :func:`weighted_sum` never copies the selected rows: it sums
+equation, with autograd's gradient. :func:`weighted_sum` does not copy all selected rows: it sums
 them in place, and the gradient of a row is a weighted sum of the output gradients of its tokens.
 
 An accelerator would make the host wait for the number of rows that were read. There, gradients
@@ -26,7 +26,7 @@ from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
 # The row number of a read that does not count; larger than any other.
 NO_ROW = torch.iinfo(torch.int64).max
-# tokens whose rows are copied at a time
+# Tokens whose rows are copied at a time.
 TOKENS_AT_A_TIME = 1024
 
 
@@ -72,12 +72,12 @@ def weighted_sum(
 
 
 def sum_rows(values: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sums (N, d) of equation 3 without copying the rows."""
+    """Return the weighted sums (N, d) of equation 3."""
     return F.embedding_bag(rows, values, per_sample_weights=weights, mode="sum")
 
 
 class _SumRows(torch.autograd.Function):
-    """:func:`sum_rows`, with a gradient of the weights that copies the rows of some tokens."""
+    """Like :func:`sum_rows`; the gradient of the weights copies some tokens' rows at a time."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Tensor, weights: Tensor) -> Tensor:

@@ -111,11 +111,17 @@ def build_optimizer_for(model, precision, name, flat):
 
 
 def learn(
-    device, precision, kind, optimizer=None, flat=False, wrap=lambda model: model, waits=None
+    device,
+    precision,
+    kind,
+    optimizer=None,
+    flat=False,
+    wrap=lambda model: model,
+    during=None,
 ):
     """Train for some updates; return the losses in nats a token, the model and its optimizer.
 
-    ``waits``, a counter, gets the waits of the host in the updates.
+    ``during`` is a context of the updates.
     """
     build, criterion, usual = MODELS[kind]
     dtype = PRECISIONS[precision][0]
@@ -126,7 +132,7 @@ def learn(
     sample = sample_of(model, device)
     recurrence = Recurrence() if hasattr(model.decoder, "context") else None
     model_seen, losses = wrap(model), []
-    with nullcontext() if waits is None else counted_waits(waits):
+    with during or nullcontext():
         for update in range(UPDATES):
             if recurrence is not None:
                 sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
@@ -240,5 +246,6 @@ def test_beam_search_finds_the_same_with_its_caches(kind, precision, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_host_waits_where_the_documentation_says(kind):
-    learn("cuda", "fp32", kind, waits=(waits := Counter()))
+    waits = Counter()
+    learn("cuda", "fp32", kind, during=counted_waits(waits))
     assert set(waits) <= WAITS
