@@ -1,10 +1,13 @@
-"""Building a model refuses the kinds of distributed training that it does not support."""
+"""Kinds of distributed training that a model does not support are refused; devices of commands."""
 
+import os
 import re
 from contextlib import nullcontext
 
 import fairseq.models
 import pytest
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
 
@@ -80,3 +83,11 @@ def test_the_page_says_what_is_refused():
                 with refused if cell == "refused" else nullcontext():
                     build(model, **DISTRIBUTED_OPTIONS[word])
     assert seen == set(DISTRIBUTED_OPTIONS)
+
+
+def test_with_cpu_a_command_sees_no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    cfg, seen = OmegaConf.structured(FairseqConfig()), []
+    cfg.common.cpu, cfg.distributed_training.distributed_world_size = True, 1
+    distributed_utils.call_main(cfg, lambda cfg: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    assert seen == [""]
