@@ -44,7 +44,7 @@ Flags come from the paper and the published code. They do not give these, which 
 english_* reads the text twice; --bf16 is faster if the CPU has bf16 units. For twice the layers,
   add --decoder-layers 12 --decoder-normalize-before to english_none. evaluate needs the
   --tokens-per-sample of train.
-facts_*: each training ends after 0.08 hours; more facts or a slower machine need a larger
+facts_*: each training runs for 0.08 hours on a CPU; more facts or a slower machine need a larger
   --stop-time-hours. Every 100 updates all facts are scored; results go to CHECKPOINTS/train.log.
 END
 }
