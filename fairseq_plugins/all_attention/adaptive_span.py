@@ -1,17 +1,16 @@
 """Attention spans that each head learns (all-attention, section 4.3; arXiv:1905.07799).
 
 A soft mask, m_z(x) = clamp((R + z - x) / R, 0, 1), multiplies the attention weight of the key at
-distance x, counted from 0 for the nearest key; z is the head's span, R the length of the ramp. The
-published code then divides the weights by their sum plus 1e-8, the optional ``epsilon``.
+distance x, counted from 0 for the nearest key; z is the head's span, R the length of the ramp. Work
+and past really shrink: heads with similar spans are computed together, over the keys that they see.
 
-Shapes: H heads, H_g heads of a group, B streams, T tokens of a segment, W distances on the ramp.
+Shapes: H heads, H_g heads of a group, W distances on the ramp.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,9 +18,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
-
-# The published code drops keys beyond a layer's widest span in steps of this many.
-_TRIMMED_AT_ONCE = 64
 
 # The cost of one more group of heads, in keys of one head: its products are smaller and separate.
 GROUP_COST = 256
@@ -37,8 +33,8 @@ class HeadGroup(NamedTuple):
     width: int
     open: int
 
-    def of(self, per_head: Tensor) -> Tensor:
-        """Select this group's entries, (H_g, …), from those of all heads, (H, …)."""
+    def select(self, per_head: Tensor) -> Tensor:
+        """Return this group's entries, (H_g, …), of those of all heads, (H, …)."""
         return per_head if self.heads is None else per_head.index_select(0, self.heads)
 
 
@@ -59,24 +55,21 @@ ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
 
 
 class AdaptiveSpan(Float32Module):
-    """The learned spans of a layer's heads, for :class:`.AllAttention`.
+    """The learned spans of a layer's heads.
 
     ``value`` (H,), in [0, 1], is each head's z / ``max_span``. It stays in single precision, as
     bfloat16 could not tell 4,000 tokens from 4,016. ``ramp`` is R.
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        max_span: int,
-        ramp: int = 32,
-        initial: float = 0.0,
-        epsilon: float = 0.0,
+        self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0
     ) -> None:
         super().__init__()
+        for name, value in {"span": max_span, "ramp": ramp}.items():
+            if value < 1:
+                raise ValueError(f"`{name}` is {value}: it must be at least 1 token")
         self.max_span = max_span
         self.ramp = ramp
-        self.epsilon = epsilon
         self.value = nn.Parameter(torch.full((num_heads,), float(initial)))
 
     def tokens(self) -> Tensor:
@@ -89,18 +82,13 @@ class AdaptiveSpan(Float32Module):
 
     def log_mask(self, group: HeadGroup) -> Tensor:
         """Return log m for the distances ``group.width`` to ``group.open + 1``, (H_g, W)."""
-        value = group.of(self.value)
+        value = group.select(self.value)
         # x is 0 for the nearest key, at distance 1
         x = torch.arange(group.width - 1, group.open - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)
         seen = mask > 0
         # log(1) where m = 0: the infinite gradient of log(0) would get through torch.where
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
-
-    def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
-        """Return the output's factor due to ε, given log Σ m·exp(score) and log Σ exp(score)."""
-        # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); the output is 0 anyway where both sums are
-        return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
         """Return the spans with the function that keeps them, and optimizers' copies, in [0, 1]."""
@@ -117,44 +105,42 @@ def _to_unit_interval(spans: Tensor) -> None:
 
 def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
     """Group each layer's heads by similar spans."""
-    # read all spans at once: on a GPU each read waits for pending work
-    values = torch.stack([span.value.detach() for span in spans]).tolist()
-    return [_group_heads(span, of_heads) for span, of_heads in zip(spans, values, strict=True)]
+    if torch.compiler.is_compiling():
+        # a compiled layer cannot depend on the values of its spans
+        return [HeadGroups((HeadGroup(None, span.max_span, 0),), None) for span in spans]
+    # one read and one write for all layers: on a GPU each makes the host wait
+    values = torch.stack([span.value.detach() for span in spans])
+    layers = [_plan_groups(span, row) for span, row in zip(spans, values.tolist(), strict=True)]
+    heads = [[head for part, _, _ in groups for head in part] for groups in layers]
+    flat = [row + sorted(range(len(row)), key=row.__getitem__) for row in heads]
+    numbers = torch.tensor(flat).to(values.device)  # (layers, 2 H)
+    return [
+        HeadGroups((HeadGroup(None, *groups[0][1:]),), None)
+        if len(groups) == 1
+        else HeadGroups(tuple(_as_tensors(groups, row)), row[len(row) // 2 :])
+        for groups, row in zip(layers, numbers, strict=True)
+    ]
 
 
-def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
+def _as_tensors(groups: list[tuple[list[int], int, int]], row: Tensor) -> Iterator[HeadGroup]:
+    """Take the heads of each group from ``row`` (2 H,), where they stand one after another."""
+    first = 0
+    for heads, width, unmasked in groups:
+        yield HeadGroup(row[first : first + len(heads)], width, unmasked)
+        first += len(heads)
+
+
+def _plan_groups(span: AdaptiveSpan, values: list[float]) -> list[tuple[list[int], int, int]]:
+    """Return each group's heads, width and number of tokens that all its heads see unmasked."""
     z = [span.max_span * min(1.0, max(0.0, value)) for value in values]
     widths = [min(span.max_span, math.ceil(tokens + span.ramp)) for tokens in z]
-    if span.epsilon:
-        hidden = span.max_span - max(widths)
-        width = span.max_span - hidden // _TRIMMED_AT_ONCE * _TRIMMED_AT_ONCE
-        return HeadGroups((HeadGroup(None, width, min(width, math.ceil(min(z)))),), None)
     rising = sorted(range(len(z)), key=widths.__getitem__)
-    parts = cheapest_parts([widths[head] for head in rising])
     groups = []
-    for first, last in parts:
+    for first, last in cheapest_parts([widths[head] for head in rising]):
         heads = rising[first:last]
         width = widths[heads[-1]]
         groups.append((heads, width, min(width, math.ceil(min(z[head] for head in heads)))))
-    if len(groups) == 1:
-        return HeadGroups((HeadGroup(None, *groups[0][1:]),), None)
-    device = span.value.device
-    order = _numbers(tuple(sorted(range(len(rising)), key=rising.__getitem__)), device)
-    return HeadGroups(
-        tuple(HeadGroup(_numbers(tuple(heads), device), *rest) for heads, *rest in groups), order
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copy ``numbers`` to the device, once, as groups change rarely."""
-    # the tensor also serves later passes that record gradients
-    with torch.inference_mode(False):
-        on_host = torch.tensor(numbers, device="cpu")
-        if device.type == "cuda":
-            # so that the host need not wait for the copy
-            on_host = on_host.pin_memory()
-        return on_host.to(device, non_blocking=True)
+    return groups
 
 
 def cheapest_parts(widths: list[int]) -> list[tuple[int, int]]:

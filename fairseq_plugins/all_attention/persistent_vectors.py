@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention import check_kernel, choose_kernel
+from fairseq_plugins.segment_language_model.attention import choose_kernel
 from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
 
 
@@ -30,7 +30,7 @@ class PersistentVectors(nn.Module):
         self.values = nn.Parameter(torch.empty(num_heads, num_vectors, head_dim))
         self.key_scale = math.sqrt(head_dim)
         self.value_scale = math.sqrt(num_vectors)
-        check_kernel(kernel)
+        choose_kernel(kernel)
         self.kernel = kernel
         nn.init.normal_(self.keys, std=1 / self.key_scale)
         nn.init.normal_(self.values, std=1 / self.value_scale)
@@ -84,7 +84,7 @@ class SoftmaxFeedForward(nn.Module):
         self.persistent = PersistentVectors(num_vectors, 1, embed_dim, kernel)
         self.dropout = dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, d) to (B, T, d)."""
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map (B, T, d) to (B, T, d); padding is computed like any token."""
         query = (x / math.sqrt(x.size(-1))).unsqueeze(0)
         return self.persistent.attend(query, self.dropout if self.training else 0.0)[0].squeeze(0)

@@ -1,24 +1,24 @@
 """The layers for use on their own, under one import and without fairseq."""
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.attention import AllAttention, AllAttentionBlock
+from fairseq_plugins.all_attention.attention import AllAttention
+from fairseq_plugins.all_attention.network import AllAttentionBlock, AllAttentionNetwork
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-from fairseq_plugins.segment_language_model.attention import (
-    FeedForward,
-    PositionBiases,
-    RelativeAttention,
-    SegmentLayer,
-)
+from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
-from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
+from fairseq_plugins.segment_language_model.network import (
+    FeedForward,
+    SegmentLayer,
+    SegmentNetwork,
+)
+from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, Past
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     RelativeKeyProjection,
-    SharedRelativeKeys,
     SinusoidalRelativePositions,
 )
-from fairseq_plugins.transformer_xl.layers import TransformerXLBlock
+from fairseq_plugins.transformer_xl.network import TransformerXL, TransformerXLBlock
 from fairseq_plugins.weighted_transformer.as_written_attention import (
     AttentionHeads,
     BranchedAttention,
@@ -30,6 +30,7 @@ __all__ = [
     "AdaptiveSpan",
     "AllAttention",
     "AllAttentionBlock",
+    "AllAttentionNetwork",
     "AttentionHeads",
     "BranchWeights",
     "BranchedAttention",
@@ -37,16 +38,19 @@ __all__ = [
     "Clamped",
     "FeedForward",
     "HiddenStates",
+    "KeyValues",
     "LearnedRelativePositions",
     "MemorySublayer",
+    "Past",
     "PersistentVectors",
     "PositionBiases",
     "ProductKeyMemory",
     "RelativeAttention",
     "RelativeKeyProjection",
     "SegmentLayer",
-    "SharedRelativeKeys",
+    "SegmentNetwork",
     "SinusoidalRelativePositions",
+    "TransformerXL",
     "TransformerXLBlock",
     "Window",
     "project_to_simplex",

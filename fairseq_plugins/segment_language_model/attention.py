@@ -1,15 +1,14 @@
-"""Attention by content and by distance: the equations, the module, and the layer around it.
+"""Attention by content and by distance: the equations, and the module of Transformer-XL.
 
 Transformer-XL, section 3.3 and appendix B; all-attention, section 3.
 
-Shapes: B streams, H heads, T tokens of the segment (queries), S keys (earlier tokens and segment),
-D distances, F distances beyond a clamp, G sets of relative keys (1 for all heads, or H), W
-distances with a bias, d model width, d_h = d / H.
+Shapes: B streams, H heads, T tokens of the segment (queries), S keys (past and segment), D
+distances, F distances beyond a clamp, G sets of relative keys (1 for all heads, or H), W distances
+with a bias, d model width, d_h = d / H.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +26,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     rows_by_distance,
 )
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.key_value_cache import (
-    HiddenStates,
-    KeyValueCache,
-    LayerState,
-)
+from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, LayerPast
 
 
 def plain_attention(
@@ -108,14 +103,10 @@ def _over_distances(distance_bias: Tensor, farthest: int, num_keys: int) -> Tens
 KERNELS = {"fast": window_attention, "plain": plain_attention}
 
 
-def check_kernel(kernel: str) -> None:
-    """Refuse an unknown kernel."""
+def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the kernel of this name; torch.compile needs the plain one."""
     if kernel not in KERNELS:
         raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
-
-
-def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Return the kernel; torch.compile and torch.export need the plain one."""
     return KERNELS["plain" if torch.compiler.is_compiling() else kernel]
 
 
@@ -129,19 +120,18 @@ class PositionBiases(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention over a window of earlier tokens.
+    """Multi-head attention to a segment and to its past (section 3.3).
 
-    The score of query i for key j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``, divided by √d_h. With
-    p = W_kR R it is Transformer-XL's score (section 3.3), without u and v all-attention's
-    (equation 3). By itself::
+    The score of query i for key j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``, divided by √d_h, with
+    p = W_kR R; without ``biases``, u and v are 0. By itself::
 
         keys, biases = RelativeKeyProjection(512, 8), PositionBiases(8, 64)
         attention = RelativeAttention(512, 8, Window(0, 255), keys, biases)
-        encoding = SinusoidalRelativePositions(512)(x.size(1) - 1)
+        encoding = SinusoidalRelativePositions(512)(x.size(1) - 1, x)
         y, _ = attention(x, attention.project_positions(encoding))  # x, y: (B, T, 512)
 
     ``position_projection`` maps the encoding of the distances to p, (G, D, d_h). Layers may share
-    the ``biases``, u and v.
+    the ``biases``.
     """
 
     def __init__(
@@ -155,12 +145,8 @@ class RelativeAttention(nn.Module):
         kernel: str = "fast",
     ) -> None:
         super().__init__()
-        if window.farthest < window.nearest:
-            raise ValueError(f"the window {window} is empty: nothing would be left to attend to")
-        if embed_dim % num_heads:
-            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
-        check_kernel(kernel)
-        self.num_heads = num_heads
+        check_heads(embed_dim, num_heads)
+        choose_kernel(kernel)
         self.head_dim = embed_dim // num_heads
         self.window = window
         self.position_projection = position_projection
@@ -180,105 +166,95 @@ class RelativeAttention(nn.Module):
             return Clamped(self.position_projection(encoding.rows))
         return self.position_projection(encoding)
 
-    def position_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that :meth:`project_positions` depends on."""
-        return [] if self.position_projection is None else [*self.position_projection.parameters()]
-
     def max_past(self, positions: Any) -> int:
-        """Return how many tokens before a segment attention can use; a subclass may limit them."""
+        """Return how many tokens before a segment attention can use: any number."""
         return UNLIMITED
 
     def forward(
-        self, x: Tensor, positions: Tensor | Clamped | None = None, past: LayerState | None = None
-    ) -> tuple[Tensor, LayerState | None]:
+        self, x: Tensor, positions: Tensor | Clamped | None = None, past: LayerPast | None = None
+    ) -> tuple[Tensor, KeyValues | None]:
         """Attend from each token of the segment ``x`` (B, T, d).
 
         ``positions`` come from :meth:`project_positions` and reach at least to the first key.
-        Returns (B, T, d); and, in inference (evaluation mode without gradients), the keys and
-        values of earlier tokens and segment, else None.
+        Returns (B, T, d); and, in inference, the keys and values of past and segment, else None.
         """
-        if positions is None and self.position_projection is not None:
-            raise ValueError(
-                "`positions` is None: pass the result of project_positions for the distances"
-            )
-        self.check_segment(x, past)
-        content_query, position_query = self.project_queries(x)
-        keys, values, cache = self.project_keys(x, past)
-        attended, _ = self.attend(
-            content_query, keys, values, positions, self.window, position_query=position_query
-        )
-        return self.out_proj(merge_heads(attended)), cache
-
-    def check_segment(self, x: Tensor, past: LayerState | None) -> None:
-        """Refuse a segment that is not (B, T, d), or that has other streams than its past."""
-        embed_dim = self.num_heads * self.head_dim
-        if x.dim() != 3 or x.size(1) == 0 or x.size(2) != embed_dim:
-            raise ValueError(
-                f"`x` is {tuple(x.shape)}: give a segment (B, T, {embed_dim}) of one token or more"
-            )
-        if past is not None and getattr(past, "streams", len(x)) != len(x):
-            raise ValueError(
-                f"`past` has {past.streams} streams and `x` has {len(x)}: a memory belongs to its "
-                "streams; begin other text with None"
-            )
-
-    def project_queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Map (B, T, d) to content and position queries (H, B, T, d_h); None if they are equal."""
+        check_past(x, past)
         query = self.q_proj(x)
         if self.biases is None:
-            return self._scaled(query), None
-        return (
-            self._scaled(query + self.biases.u.flatten().to(query.dtype)),
-            self._scaled(query + self.biases.v.flatten().to(query.dtype)),
+            content_query, position_query = scaled_heads(query, self.head_dim), None
+        else:
+            u, v = (bias.flatten().to(query.dtype) for bias in (self.biases.u, self.biases.v))
+            content_query = scaled_heads(query + u, self.head_dim)
+            position_query = scaled_heads(query + v, self.head_dim)
+
+        def project(tokens: Tensor) -> tuple[Tensor, Tensor]:
+            keys, values = self.k_proj(tokens), self.v_proj(tokens)
+            return split_heads(keys, self.head_dim), split_heads(values, self.head_dim)
+
+        keys, values, keys_and_values = keys_and_values_of(project, x, past, is_inference(self))
+        attended, _ = choose_kernel(self.kernel)(
+            content_query,
+            keys,
+            values,
+            positions,
+            self.window,
+            dropout=self.dropout if self.training else 0.0,
+            position_query=position_query,
         )
+        return self.out_proj(merge_heads(attended)), keys_and_values
 
-    def project_keys(
-        self, x: Tensor, past: LayerState | None, max_past: int = UNLIMITED, heads: Any = None
-    ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
-        """Return keys and values (H, B, S, d_h) of up to ``max_past`` earlier tokens and ``x``.
 
-        Inference also returns their cache. ``heads`` is for :meth:`project_heads`.
-        """
-        # the first pass of activation checkpointing is training, though it has no gradients
-        inference = not (self.training or torch.is_grad_enabled())
-        keys, values = (self.project_heads(p, x, heads) for p in (self.k_proj, self.v_proj))
-        if isinstance(past, KeyValueCache):
-            if not inference:
-                raise ValueError(
-                    "`past` holds keys and values, from which `k_proj` and `v_proj` learn nothing: "
-                    "a layer in .eval() under torch.no_grad() made it, so stay in that mode, or "
-                    "read the earlier text again in training"
-                )
-            cache = past.extended(keys, values)
-            return cache.keys, cache.values, cache
-        if isinstance(past, HiddenStates):
-            # projected apart, which avoids the costly and useless gradient of the past itself
-            seen = past.hidden[:, max(0, past.length - max_past) :]
-            keys, values = (
-                torch.cat([self.project_heads(projection, seen, heads), own], dim=2)
-                for projection, own in ((self.k_proj, keys), (self.v_proj, values))
-            )
-        elif past is not None:
+def is_inference(module: nn.Module) -> bool:
+    """Return whether to keep keys and values: in evaluation mode, without gradients."""
+    # the first pass of activation checkpointing is training, though it has no gradients
+    return not (module.training or torch.is_grad_enabled())
+
+
+def keys_and_values_of(
+    project: Callable[[Tensor], tuple[Tensor, Tensor]],
+    x: Tensor,
+    past: LayerPast | None,
+    inference: bool,
+    max_past: int = UNLIMITED,
+) -> tuple[Tensor, Tensor, KeyValues | None]:
+    """Return keys and values (H, B, S, d_h) of up to ``max_past`` tokens of the past and of ``x``.
+
+    ``project`` maps tokens (B, T, d) to keys and values. Inference also returns both as the past.
+    """
+    keys, values = project(x)
+    if isinstance(past, KeyValues):
+        if not inference:
             raise ValueError(
-                f"`past` is a {type(past).__name__}: give HiddenStates, or the keys and values "
-                "that the segment before returned"
+                "`past` holds keys and values, from which training learns nothing: a layer in "
+                ".eval() under torch.no_grad() made it; stay in that mode, or read the earlier "
+                "text again in training"
             )
-        keys, values = keys.contiguous(), values.contiguous()
-        if not inference or torch.compiler.is_compiling():
-            return keys, values, None
-        return keys, values, KeyValueCache.of(keys, values, max_past)
+        extended = past.extended(keys, values)
+        return extended.keys, extended.values, extended
+    if past is not None:
+        # projected apart, which avoids the costly and useless gradient of the past itself
+        earlier_keys, earlier_values = project(past.last(max_past).hidden)
+        keys = torch.cat([earlier_keys, keys], dim=2)
+        values = torch.cat([earlier_values, values], dim=2)
+    keys, values = keys.contiguous(), values.contiguous()
+    return keys, values, KeyValues.of(keys, values) if inference else None
 
-    def project_heads(self, projection: nn.Linear, x: Tensor, heads: Any = None) -> Tensor:
-        """Map (B, T, d) to keys or values (H, B, T, d_h); a subclass may choose some heads."""
-        return split_heads(projection(x), self.head_dim)
 
-    def attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Call the kernel, with dropout in training; see :func:`plain_attention`."""
-        dropout = self.dropout if self.training else 0.0
-        return choose_kernel(self.kernel)(*arguments, dropout=dropout, **options)
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Refuse a number of heads that does not divide the width."""
+    if num_heads < 1 or embed_dim % num_heads:
+        raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
 
-    def _scaled(self, query: Tensor) -> Tensor:
-        return split_heads(query / math.sqrt(self.head_dim), self.head_dim).contiguous()
+
+def check_past(x: Tensor, past: Any) -> None:
+    """Refuse a segment that is not (B, T, d), or whose past has other streams."""
+    if x.dim() != 3 or x.size(1) == 0:
+        raise ValueError(f"`x` is {tuple(x.shape)}: give a segment (B, T, d) of one token or more")
+    if past is not None and past.streams != len(x):
+        raise ValueError(
+            f"`past` has {past.streams} streams and `x` has {len(x)}: a past belongs to its "
+            "streams; begin other text with None"
+        )
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
@@ -286,102 +262,11 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
     return x.unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
 
 
+def scaled_heads(query: Tensor, head_dim: int) -> Tensor:
+    """Divide queries (B, T, H·d_h) by √d_h, and split them: (H, B, T, d_h)."""
+    return split_heads(query / math.sqrt(head_dim), head_dim).contiguous()
+
+
 def merge_heads(x: Tensor) -> Tensor:
     """Map (H, B, T, d_h) to (B, T, H·d_h)."""
     return x.permute(1, 2, 0, 3).flatten(2)
-
-
-class FeedForward(nn.Module):
-    """Two affine maps, with a ReLU and dropout between them (all-attention, equation 5)."""
-
-    def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(embed_dim, inner_dim)
-        self.fc2 = nn.Linear(inner_dim, embed_dim)
-        self.dropout = dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, d) to (B, T, d)."""
-        return self.fc2(self.dropout(F.relu(self.fc1(x), inplace=True)))
-
-
-class SegmentLayer(nn.Module):
-    """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
-
-    All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
-    ``x + sublayer(LN(x))``, and the states of earlier segments are normalised too.
-
-    ``feed_forward`` maps (B, T, d) to itself; so does ``added_sublayer``, after it or ``parallel``
-    to it. ``dropout`` acts on each sublayer's output. A sublayer whose ``takes_padding`` is true
-    also gets the padding mask.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        attention: RelativeAttention,
-        feed_forward: nn.Module | None,
-        dropout: nn.Module,
-        normalize_before: bool = False,
-        added_sublayer: nn.Module | None = None,
-        layer_norm_epsilon: float = 1e-5,
-        parallel: bool = False,
-    ) -> None:
-        super().__init__()
-        self.self_attn = attention
-        norm = functools.partial(nn.LayerNorm, embed_dim, layer_norm_epsilon)
-        self.self_attn_layer_norm = norm()
-        self.feed_forward = feed_forward
-        self.final_layer_norm = norm() if feed_forward is not None else None
-        self.added_sublayer = added_sublayer
-        after = added_sublayer is not None and not parallel
-        self.added_layer_norm = norm() if after else None
-        self.dropout = dropout
-        self.normalize_before = normalize_before
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Any,
-        past: LayerState | None = None,
-        padding_mask: Tensor | None = None,
-    ) -> tuple[Tensor, LayerState]:
-        """Map the segment (B, T, d) to (B, T, d), and return the state that the next one reads.
-
-        ``positions`` come from the attention's ``project_positions``; ``padding_mask`` (B, T) is
-        true for padding.
-        """
-        entering, entering_past = x, past
-        if self.normalize_before:
-            entering = self.self_attn_layer_norm(x)
-            if isinstance(past, HiddenStates):
-                normalised = self.self_attn_layer_norm(past.hidden)
-                entering_past = HiddenStates(normalised, past.max_length)
-        attended, state = self.self_attn(entering, positions, entering_past)
-        if state is None:
-            # the layer's input, so that projections and normalisation learn from the past too
-            earlier = None if past is None else past.hidden
-            state = HiddenStates(x, self.self_attn.max_past(positions), earlier)
-        x = self._add(x, attended, self.self_attn_layer_norm)
-        if self.final_layer_norm is not None:
-            entering = self.final_layer_norm(x) if self.normalize_before else x
-            added = _apply(self.feed_forward, entering, padding_mask)
-            if self.added_sublayer is not None and self.added_layer_norm is None:
-                added = added + _apply(self.added_sublayer, entering, padding_mask)
-            x = self._add(x, added, self.final_layer_norm)
-        if self.added_layer_norm is not None:
-            entering = self.added_layer_norm(x) if self.normalize_before else x
-            added = _apply(self.added_sublayer, entering, padding_mask)
-            x = self._add(x, added, self.added_layer_norm)
-        return x, state
-
-    def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
-        if self.normalize_before:
-            return x + self.dropout(added)
-        return layer_norm(x + self.dropout(added))
-
-
-def _apply(sublayer: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    if getattr(sublayer, "takes_padding", False):
-        return sublayer(x, padding_mask)
-    return sublayer(x)

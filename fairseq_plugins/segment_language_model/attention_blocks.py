@@ -111,11 +111,11 @@ def split_into_blocks(
     queries, remembered = query.size(2), keys.size(2) - query.size(2)
     least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU
     if fused and window == EVERY_KEY:
-        least = queries
+        least = max(1, queries)
     elif fused and query.dtype == torch.bfloat16:
         least = QUERY_BLOCK_FUSED_BF16
     # equal sizes: a small last block would take as long as a full one
-    block = -(-queries // max(1, queries // least))
+    block = max(1, -(-queries // max(1, queries // least)))
     for start in range(0, queries, block):
         size = min(block, queries - start)
         own = remembered + start

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
@@ -85,7 +84,7 @@ class _Workspace:
             far = shape[3] - rows.size(1)
             # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1 - F) -> (H, B, C, K + 1 - F)
             grouped = of_block.reshape(rows.size(0), -1, rows.size(2))
-            out = by_distance.view(*grouped.shape[:2], -1)[..., far:]
+            out = by_distance.view(*grouped.shape[:2], shape[3])[..., far:]
             torch.bmm(grouped, rows.transpose(1, 2), out=out)
             if far > 0:
                 # distances beyond the clamp use the first row's score
@@ -139,8 +138,8 @@ class _WindowAttention(torch.autograd.Function):
         kept: list[Tensor | None] = []
         work = _Workspace(out)
         fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
-        # the fused kernel silently ignores NaN, and float16 may overflow in it
-        fused = fused and not differentiable and out.dtype != torch.float16
+        # the fused kernel ignores NaN, fails without streams, and float16 may overflow in it
+        fused = fused and not differentiable and streams > 0 and out.dtype != torch.float16
         by_distance = content_query if position_query is None else position_query
         for block in split_into_blocks(content_query, keys, window, fused):
             query, key, value = (
@@ -196,8 +195,9 @@ class _WindowAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple:
+        if torch.is_grad_enabled():
+            raise _no_higher_derivatives("create_graph=True")
         saved = ctx.saved_tensors  # read once: activation checkpointing forbids a second read
         inputs, out, kept = saved[:6], saved[6], saved[7:]
         content_query, position_query, keys, values, rel_keys, distance_bias = inputs
@@ -239,7 +239,7 @@ class _WindowAttention(torch.autograd.Function):
             if block.keys > 0 and rel_keys.size(1) > 0:
                 shape = block.of_queries(content_query).shape[:3]
                 by_distance = work.take("by distance", *shape, block.keys + 1)
-                undo_rel_shift(grad_scores.view(*shape, -1), by_distance)
+                undo_rel_shift(grad_scores.view(*shape, block.keys), by_distance)
                 if distance_bias is not None:
                     biased, grad_own_bias = block.biased(
                         by_distance, grad_distance_bias, ctx.window.farthest
@@ -258,7 +258,8 @@ class _WindowAttention(torch.autograd.Function):
                 if position_query is None:
                     grad_query.view(queries.shape).baddbmm_(grouped, rows)
                 else:
-                    block.of_queries(grad_position_query).copy_((grouped @ rows).view(*shape, -1))
+                    by_rows = (grouped @ rows).view(*shape, rows.size(2))
+                    block.of_queries(grad_position_query).copy_(by_rows)
             block.of_queries(grad_content_query).flatten(0, 1).copy_(grad_query)
         return (
             grad_content_query,
@@ -281,6 +282,14 @@ def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
     return largest - of_largest.log_()
 
 
+def _no_higher_derivatives(asked_for: str) -> ValueError:
+    return ValueError(
+        f"{asked_for} with `kernel` 'fast', whose gradient is written by hand and has no "
+        "derivatives of its own: build the block, network or model with kernel='plain' "
+        "(--attention-kernel plain)"
+    )
+
+
 def _precise(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
@@ -297,6 +306,8 @@ def window_attention(
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute :func:`.attention.plain_attention` without second derivatives."""
+    if torch._C._are_functorch_transforms_active():
+        raise _no_higher_derivatives("torch.func")
     rows = rows_by_distance(keys, rel_keys, distance_bias)
     if rows is None:
         rows = query.new_empty(1, 0, query.size(-1))

@@ -31,8 +31,8 @@ def sinusoids(places: Tensor, embed_dim: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _distances_from(farthest: int, device: torch.device | None) -> Tensor:
-    return torch.arange(farthest, -2, -1, device=device)
+def _distances_from(farthest: int, like: Tensor) -> Tensor:
+    return torch.arange(farthest, -2, -1, device=like.device)
 
 
 def _check_clamp(clamp_len: int | None) -> None:
@@ -62,15 +62,20 @@ class SinusoidalRelativePositions(nn.Module):
         self.clamp_len = clamp_len
         self.dropout = dropout
 
-    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
-        """Return R for the distances from ``farthest``, or the clamp, to -1: float64 (D, d)."""
+    def forward(self, farthest: int, like: Tensor) -> Tensor | Clamped:
+        """Return R for the distances from ``farthest``, or the clamp, to -1, (D, d).
+
+        It has the dtype and device of ``like``.
+        """
         # in training, dropout draws anew for every distance, beyond the clamp too
         if _exceeds_clamp(self.clamp_len, farthest) and (self.dropout is None or not self.training):
-            return Clamped(self(self.clamp_len, device))
-        distances = _distances_from(farthest, device).clamp(0, self.clamp_len)
+            return Clamped(self(self.clamp_len, like))
+        distances = _distances_from(farthest, like).clamp(0, self.clamp_len)
         encoding = sinusoids(distances, self.embed_dim)
-        # dropout expects a dimension of streams: (D, d) -> (1, D, d) -> (D, d)
-        return encoding if self.dropout is None else self.dropout(encoding.unsqueeze(0)).squeeze(0)
+        if self.dropout is not None:
+            # dropout expects a dimension of streams: (D, d) -> (1, D, d) -> (D, d)
+            encoding = self.dropout(encoding.unsqueeze(0)).squeeze(0)
+        return encoding.to(like.dtype)
 
 
 class RelativeKeyProjection(nn.Module):
@@ -83,9 +88,8 @@ class RelativeKeyProjection(nn.Module):
 
     def forward(self, encoding: Tensor) -> Tensor:
         """Map the sinusoids (D, d) to (H, D, d_h)."""
-        projected = self.proj(encoding.to(self.proj.weight.dtype))
         # (D, d) -> (D, H, d_h) -> (H, D, d_h)
-        return projected.unflatten(1, (self.num_heads, -1)).transpose(0, 1).contiguous()
+        return self.proj(encoding).unflatten(1, (self.num_heads, -1)).transpose(0, 1).contiguous()
 
 
 class Distances(nn.Module):
@@ -96,11 +100,11 @@ class Distances(nn.Module):
         _check_clamp(clamp_len)
         self.clamp_len = clamp_len
 
-    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
+    def forward(self, farthest: int, like: Tensor) -> Tensor | Clamped:
         """Return the distances from ``farthest``, or the clamp, to -1, with 0 for -1: int (D,)."""
         if _exceeds_clamp(self.clamp_len, farthest):
-            return Clamped(self(self.clamp_len, device))
-        return _distances_from(farthest, device).clamp(min=0)
+            return Clamped(self(self.clamp_len, like))
+        return _distances_from(farthest, like).clamp(min=0)
 
 
 class LearnedRelativeKeys(nn.Module):
@@ -144,20 +148,12 @@ class LearnedRelativePositions(nn.Module):
         self.clamp_len = clamp_len
         nn.init.normal_(self.weight)  # section 5.1
 
-    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
+    def forward(self, farthest: int, like: Tensor) -> Tensor | Clamped:
         """Return the vectors for the distances from ``farthest``, or the clamp, to -1, (D, d_h)."""
         if _exceeds_clamp(self.clamp_len, farthest):
-            return Clamped(self(self.clamp_len, device))
-        distances = _distances_from(farthest, self.weight.device if device is None else device)
+            return Clamped(self(self.clamp_len, like))
+        distances = _distances_from(farthest, like)
         return self.weight[distances.clamp(1, self.farthest) - 1]
-
-
-class SharedRelativeKeys(nn.Module):
-    """The encoding itself, as the relative keys of every head."""
-
-    def forward(self, encoding: Tensor) -> Tensor:
-        """Map (D, d_h) to (1, D, d_h)."""
-        return encoding.unsqueeze(0)
 
 
 class SinusoidalAbsolutePositions(nn.Module):

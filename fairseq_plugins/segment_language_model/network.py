@@ -1,0 +1,198 @@
+"""A stack of layers that reads a segment and the past of its text.
+
+Transformer-XL, section 3; all-attention, section 3. Shapes: B streams, T tokens of a segment, d
+model width, D distances.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_plugins.segment_language_model.attention import is_inference
+from fairseq_plugins.segment_language_model.past import HiddenStates, LayerPast, Past
+
+
+class FeedForward(nn.Module):
+    """Two affine maps, with a ReLU and dropout between them (all-attention, equation 5)."""
+
+    def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dim, inner_dim)
+        self.fc2 = nn.Linear(inner_dim, embed_dim)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map (B, T, d) to (B, T, d); padding is computed like any token."""
+        return self.fc2(self.dropout(F.relu(self.fc1(x))))
+
+
+class SegmentLayer(nn.Module):
+    """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
+
+    All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
+    ``x + sublayer(LN(x))``, and the past is normalised too. ``feed_forward`` and ``memory``, which
+    follows it, map (B, T, d) and a padding mask to (B, T, d). ``dropout`` acts on each sublayer's
+    output.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        attention: nn.Module,
+        feed_forward: nn.Module | None,
+        dropout: nn.Module,
+        normalize_before: bool = False,
+        layer_norm_epsilon: float = 1e-5,
+        memory: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        norm = functools.partial(nn.LayerNorm, embed_dim, layer_norm_epsilon)
+        self.self_attn = attention
+        self.self_attn_layer_norm = norm()
+        self.feed_forward = feed_forward
+        self.final_layer_norm = norm() if feed_forward is not None else None
+        self.memory = memory
+        self.memory_layer_norm = norm() if memory is not None else None
+        self.dropout = dropout
+        self.normalize_before = normalize_before
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Any,
+        past: LayerPast | None = None,
+        padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerPast]:
+        """Map a segment (B, T, d) to (B, T, d), and return the past of the next one.
+
+        ``positions`` come from the attention's ``project_positions``; ``padding_mask`` (B, T) is
+        true for padding.
+        """
+        entering, entering_past = x, past
+        if self.normalize_before:
+            entering = self.self_attn_layer_norm(x)
+            if isinstance(past, HiddenStates):
+                entering_past = HiddenStates((self.self_attn_layer_norm(past.hidden),))
+        attended, next_past = self.self_attn(entering, positions, entering_past)
+        if next_past is None:
+            # the layer's input, so that projections and normalisation learn from the past too
+            earlier = past if isinstance(past, HiddenStates) else HiddenStates(())
+            next_past = earlier.extended(x).last(self.self_attn.max_past(positions))
+        x = self._add(x, attended, self.self_attn_layer_norm)
+        for sublayer, layer_norm in (
+            (self.feed_forward, self.final_layer_norm),
+            (self.memory, self.memory_layer_norm),
+        ):
+            if sublayer is not None:
+                entering = layer_norm(x) if self.normalize_before else x
+                x = self._add(x, sublayer(entering, padding_mask), layer_norm)
+        return x, next_past
+
+    def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
+        x = x + self.dropout(added)
+        return x if self.normalize_before else layer_norm(x)
+
+
+def project_positions(
+    layers: Sequence[SegmentLayer], positions: nn.Module, farthest: int, like: Tensor
+) -> tuple[Any, ...]:
+    """Encode the distances from ``farthest`` to -1 once, and project them for each layer."""
+    encoding = positions(farthest, like)
+    return tuple(layer.self_attn.project_positions(encoding) for layer in layers)
+
+
+class SegmentNetwork(nn.Module):
+    """Layers that read a segment and its past: ``y, past = network(x, past)``.
+
+    Args:
+        layers: the :class:`SegmentLayer` modules.
+        mem_len: number of tokens to keep as the past of the next segment.
+        positions: encodes distances, for relative positions.
+        absolute_positions: adds a vector for each place of a segment to every layer's input.
+        layer_norm: normalises the last layer's output.
+        project: computes each layer's positions, as :func:`project_positions` does.
+        checkpoint_activations: compute activations again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[SegmentLayer],
+        mem_len: int,
+        positions: nn.Module | None = None,
+        absolute_positions: nn.Module | None = None,
+        layer_norm: nn.Module | None = None,
+        project: Callable[..., tuple[Any, ...]] = project_positions,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        if mem_len < 0:
+            raise ValueError(f"`mem_len` is {mem_len}: it must be at least 0")
+        self.positions = positions
+        self.absolute_positions = absolute_positions
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = layer_norm
+        self.mem_len = mem_len
+        self.project = project
+        self.checkpoint_activations = checkpoint_activations
+
+    def forward(
+        self,
+        x: Tensor,
+        past: Past | None = None,
+        keep: int | None = None,
+        padding_mask: Tensor | None = None,
+        first_place: int = 0,
+    ) -> tuple[Tensor, Past]:
+        """Map a segment (B, T, d) to (B, T, d), and return the past of the next segment.
+
+        ``past`` is None at the start of a text. ``keep`` overrides ``mem_len``. ``padding_mask``
+        (B, T) is true for padding. ``first_place`` is the first token's place, for absolute
+        positions.
+        """
+        keep = self.mem_len if keep is None else keep
+        length = x.size(1)
+        layers: Sequence[LayerPast | None] = [None] * len(self.layers)
+        if past is not None and past.layers:
+            layers = [layer.to(device=x.device, dtype=x.dtype) for layer in past.layers]
+        earlier = 0 if past is None else past.length
+        positions, farthest = self._positions(x, past, earlier + length - 1, keep + length - 1)
+        next_layers: list[LayerPast] = []
+        for index, layer in enumerate(self.layers):
+            if self.absolute_positions is not None:
+                x = self.absolute_positions.add_to_layer(x, index, first_place)
+            inputs = x, positions[index], layers[index], padding_mask
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, next_layer = checkpoint(layer, *inputs, use_reentrant=False)
+            else:
+                x, next_layer = layer(*inputs)
+            if keep > 0:
+                next_layers.append(next_layer.last(keep))
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        num_tokens = length + (0 if past is None else past.num_tokens)
+        if keep == 0 or not is_inference(self):
+            return x, Past(tuple(next_layers), num_tokens)
+        return x, Past(tuple(next_layers), num_tokens, positions, farthest)
+
+    def _positions(
+        self, x: Tensor, past: Past | None, farthest: int, ever_farthest: int
+    ) -> tuple[tuple[Any, ...], int]:
+        """Return each layer's positions from ``farthest`` (or more) down, and the farthest.
+
+        In inference the past has them; it gets more of them as it grows to ``ever_farthest``.
+        """
+        if self.positions is None:
+            return (None,) * len(self.layers), farthest
+        if is_inference(self):
+            if past is not None and past.positions is not None and past.farthest >= farthest:
+                return past.positions, past.farthest
+            # twice as many as needed: a past that grows token by token would project each time
+            farthest = max(farthest, min(2 * farthest, ever_farthest))
+        return self.project(self.layers, self.positions, farthest, x), farthest

@@ -1,0 +1,221 @@
+"""The past of a text: what a network keeps of the tokens it has read (Transformer-XL, section 3.2).
+
+A past is a value, an argument and a result: ``y, past = network(x, past)``. Whoever holds one can
+continue from it, any number of times. Training keeps each layer's inputs and projects them again,
+so that the projections learn from them too. Inference (evaluation mode without gradients) keeps
+keys, values and projected positions, and projects nothing twice.
+
+Shapes: B streams, S tokens of the past, T new tokens, H heads, d model width, d_h head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class LayerPast(Protocol):
+    """What one layer keeps of the last S tokens (``length``) of B streams (``streams``)."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def streams(self) -> int: ...
+
+    def last(self, length: int) -> LayerPast:
+        """Return the last ``length`` tokens, or all if there are fewer."""
+
+    def select(self, order: Tensor) -> LayerPast:
+        """Return stream ``order[i]`` as stream i."""
+
+    def to(self, *args: Any, **kwargs: Any) -> LayerPast:
+        """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenStates:
+    """Inputs of a layer, detached: ``parts`` along the text, each (B, S_i, d).
+
+    A new segment is a new part, so that pasts share the tensors of the tokens that they share.
+    """
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def hidden(self) -> Tensor:
+        """Return all tokens as one tensor, (B, S, d)."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, dim=1)
+
+    @property
+    def length(self) -> int:
+        """Return S."""
+        return sum(part.size(1) for part in self.parts)
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
+        return self.parts[0].size(0)
+
+    def extended(self, x: Tensor) -> HiddenStates:
+        """Return the states with those of a new segment, (B, T, d), at the end."""
+        return HiddenStates((*self.parts, x.detach()))
+
+    def last(self, length: int) -> HiddenStates:
+        """Return the last ``length`` tokens, or all if there are fewer."""
+        parts: list[Tensor] = []
+        for part in reversed(self.parts):
+            size = min(part.size(1), length)
+            if size > 0 or not parts:
+                parts.insert(0, part.narrow(1, part.size(1) - size, size))
+            length -= size
+        return HiddenStates(tuple(parts))
+
+    def select(self, order: Tensor) -> HiddenStates:
+        """Return stream ``order[i]`` as stream i."""
+        return HiddenStates((self.hidden.index_select(0, order),))
+
+    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
+        """Return the states as one tensor in another dtype or on another device."""
+        return HiddenStates((self.hidden.to(*args, **kwargs),))
+
+
+class _Buffers:
+    """Buffers of keys and values, (H, B, room, d_h), of which ``written`` tokens are in use."""
+
+    def __init__(self, keys: Tensor, values: Tensor, written: int) -> None:
+        self.keys, self.values, self.written = keys, values, written
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValues:
+    """Keys and values of a layer in inference, each (H, B, S, d_h).
+
+    They are tokens ``start`` to ``end`` of ``buffers``. New tokens are written behind them, so the
+    cost of a segment does not depend on S; where another continuation has been written there
+    already, they are copied first.
+    """
+
+    buffers: _Buffers
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> KeyValues:
+        """Keep ``keys`` and ``values``, (H, B, S, d_h), without a copy."""
+        return cls(_Buffers(keys, values, keys.size(2)), 0, keys.size(2))
+
+    @property
+    def length(self) -> int:
+        """Return S."""
+        return self.end - self.start
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
+        return self.buffers.keys.size(1)
+
+    @property
+    def keys(self) -> Tensor:
+        """Return the keys, a view."""
+        return self.buffers.keys.narrow(2, self.start, self.length)
+
+    @property
+    def values(self) -> Tensor:
+        """Return the values, a view."""
+        return self.buffers.values.narrow(2, self.start, self.length)
+
+    def extended(self, keys: Tensor, values: Tensor) -> KeyValues:
+        """Return the past with the keys and values of new tokens, (H, B, T, d_h), at the end."""
+        if torch.compiler.is_compiling():
+            return KeyValues.of(
+                torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+            )
+        past = self if self._has_room(keys.size(2)) else self._moved(keys.size(2))
+        end = past.end + keys.size(2)
+        past.buffers.written = end
+        past.buffers.keys.narrow(2, past.end, keys.size(2)).copy_(keys)
+        past.buffers.values.narrow(2, past.end, keys.size(2)).copy_(values)
+        return KeyValues(past.buffers, past.start, end)
+
+    def _has_room(self, new: int) -> bool:
+        buffers = self.buffers
+        # tensors of torch.inference_mode cannot be changed outside of it
+        writable = torch.is_inference_mode_enabled() or not buffers.keys.is_inference()
+        return self.end == buffers.written and self.end + new <= buffers.keys.size(2) and writable
+
+    def _moved(self, new: int) -> KeyValues:
+        """Return a copy in buffers with room for ``new`` tokens and more."""
+        # room for a quarter of the tokens, in whole segments: moving all tokens once per quarter is
+        # cheap compared with attending to them
+        room = self.length + -(-max(new, self.length // 4) // new) * new
+        buffers = []
+        for tokens in (self.keys, self.values):
+            buffer = tokens.new_empty(*tokens.shape[:2], room, tokens.size(3))
+            buffer.narrow(2, 0, self.length).copy_(tokens)
+            buffers.append(buffer)
+        return KeyValues(_Buffers(*buffers, self.length), 0, self.length)
+
+    def last(self, length: int) -> KeyValues:
+        """Return the last ``length`` tokens, or all if there are fewer."""
+        return KeyValues(self.buffers, max(self.start, self.end - length), self.end)
+
+    def select(self, order: Tensor) -> KeyValues:
+        """Return stream ``order[i]`` as stream i."""
+        return KeyValues.of(self.keys.index_select(1, order), self.values.index_select(1, order))
+
+    def to(self, *args: Any, **kwargs: Any) -> KeyValues:
+        """Return the past in another dtype or on another device; itself if nothing changes."""
+        keys = self.keys.to(*args, **kwargs)
+        if keys.dtype == self.keys.dtype and keys.device == self.keys.device:
+            return self
+        return KeyValues.of(keys, self.values.to(*args, **kwargs))
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What a network keeps of a text: each layer's past, and in inference projected positions.
+
+    ``num_tokens`` of each stream were read so far; ``layers`` is empty if nothing is kept of them.
+    ``positions`` are each layer's, for the distances from ``farthest`` down to -1.
+    """
+
+    layers: tuple[LayerPast, ...]
+    num_tokens: int
+    positions: tuple[Any, ...] | None = None
+    farthest: int = -1
+
+    @property
+    def length(self) -> int:
+        """Return S, the most tokens that a layer keeps."""
+        return max([0, *(layer.length for layer in self.layers)])
+
+    def select(self, order: Tensor) -> Past:
+        """Return stream ``order[i]`` as stream i, as beam search asks; ``order`` is (B,)."""
+        unchanged = torch.arange(len(order), device=order.device)
+        if self.layers and self.layers[0].streams == len(order) and torch.equal(order, unchanged):
+            return self  # sampling asks for the present order at every token
+        return self._with_layers(lambda layer: layer.select(order), self.positions)
+
+    def to(self, *args: Any, **kwargs: Any) -> Past:
+        """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            target = torch.empty(0, device=tensor.device).to(*args, **kwargs)
+            dtype = target.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(target.device, dtype)
+
+        positions = tree_map_only(Tensor, moved, self.positions)
+        return self._with_layers(lambda layer: layer.to(*args, **kwargs), positions)
+
+    def _with_layers(self, change: Callable[[LayerPast], LayerPast], positions: Any) -> Past:
+        return Past(tuple(map(change, self.layers)), self.num_tokens, positions, self.farthest)
+
+
+# for torch.load(weights_only=True)
+torch.serialization.add_safe_globals([Past, HiddenStates, KeyValues, _Buffers])
