@@ -2,9 +2,3 @@
 
 Sukhbaatar et al. 2019 (arXiv:1907.01470 and arXiv:1905.07799).
 """
-
-from fairseq_plugins.fairseq_integration.registration import register_with_subpackage
-
-REGISTERS = ("adagrad_with_clip", "model")
-
-register_with_subpackage()

@@ -2,9 +2,3 @@
 
 Dai et al. 2019 (arXiv:1901.02860). Recurrence and attention are in ``segment_language_model``.
 """
-
-from fairseq_plugins.fairseq_integration.registration import register_with_subpackage
-
-REGISTERS = ("model",)
-
-register_with_subpackage()
