@@ -24,7 +24,6 @@ from pathlib import Path
 
 import torch
 
-import fairseq_plugins  # noqa: F401 (registers what is compared)
 from benchmarks.cases import PAPERS, Selection
 from benchmarks.measure import (
     DTYPES,

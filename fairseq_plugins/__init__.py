@@ -1,21 +1,20 @@
 """Architectures from four papers for fairseq: ``fairseq-train --user-dir fairseq_plugins …``.
 
-Its tasks and models are registered as soon as both this package and fairseq are imported. From
-Python, ``fairseq_plugins.load`` loads a trained model, and :mod:`fairseq_plugins.modules` holds the
-layers, which do not need fairseq.
+If fairseq is imported already, as under its commands, importing this package registers tasks and
+models. Otherwise :func:`load`, which loads a trained model, or :func:`register` does it.
+:mod:`fairseq_plugins.modules` holds the layers, which do not need fairseq.
 """
 
+import sys
 from typing import Any
 
-from fairseq_plugins.fairseq_integration.registration import (
-    register,
-    register_when_fairseq_is_imported,
-)
+from fairseq_plugins.fairseq_integration.registration import register
 
-__all__ = ["load"]
+__all__ = ["load", "register"]
 __version__ = "1.0.0"
 
-register_when_fairseq_is_imported()
+if "fairseq" in sys.modules:
+    register()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, option
+from fairseq_plugins.fairseq_integration.options import option
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep
 
 EPSILON = 1e-10
@@ -104,9 +104,7 @@ class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        options = {"lr": "--lr", "clip": "--adagrad-clip", "weight_decay": "--weight-decay"}
-        with errors_name_options(options.get):
-            self._optimizer = AdagradWithClip(params, **self.optimizer_config)
+        self._optimizer = AdagradWithClip(params, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, float]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
-from fairseq.logging import metrics
 from fairseq.models import register_model
 from torch import Tensor, nn
 
@@ -20,8 +19,7 @@ from fairseq_plugins.all_attention.attention import (
     SpannedPositions,
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.fairseq_integration.error_messages import flag, option
-from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
@@ -122,60 +120,12 @@ class AllAttentionDecoder(SegmentDecoder):
         ]
 
 
-class PersistentShares(ValidationWatcher):
-    """Log, in validation, the share of each layer's attention that persistent vectors get.
-
-    ``persistent_share_L`` is the share in layer L (from 1), in percent, in the mean over heads and
-    tokens; with several workers, over the streams of the first one.
-    """
-
-    def __init__(self, model: nn.Module, attentions: list[AllAttention], padding: int) -> None:
-        super().__init__(model)
-        self.attentions = attentions
-        self.padding = padding
-
-    def before_batch(self, begins: bool) -> None:
-        """Let all layers append their shares to one list."""
-        self._collect_in([])
-
-    def after_batch(self, tokens: Tensor) -> None:
-        """Add the shares of ``tokens`` (B, T), without waiting for a GPU."""
-        shares = self.attentions[0].persistent_shares
-        self._collect_in(None)
-        # an error may have stopped the pass in any layer
-        if not shares or len(shares) < len(self.attentions):
-            return
-        read = tokens.ne(self.padding)
-        # fairseq does not print names that begin with _
-        metrics.log_scalar_sum("_persistent_tokens", read.sum())
-        for number, share in enumerate(shares, start=1):
-            name = f"_persistent_share_{number}"
-            metrics.log_scalar_sum(name, (share * read).sum())
-            self.log(
-                name[1:],
-                lambda meters, name=name: round(
-                    100 * float(meters[name].sum / meters["_persistent_tokens"].sum), 1
-                ),
-            )
-
-    def _collect_in(self, shares: list[Tensor] | None) -> None:
-        for attention in self.attentions:
-            attention.persistent_shares = shares
-
-
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
 class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3), and adaptive span with FFN."""
 
     decoder_class = AllAttentionDecoder
     added_sublayers = MemorySublayers
-
-    def __init__(self, decoder: AllAttentionDecoder, summary: str) -> None:
-        super().__init__(decoder, summary)
-        attentions = [layer.self_attn for layer in decoder.layers]
-        joint = [attention for attention in attentions if attention.joint]
-        if joint:
-            PersistentShares(self, joint, decoder.dictionary.pad())
 
     @classmethod
     def recurrence_length(cls, cfg: AllAttentionConfig) -> int:

@@ -1,4 +1,4 @@
-"""Workarounds for fairseq that all subpackages with models share.
+"""What all models here need of fairseq: registration, presets, and four changes to fairseq.
 
-docs/fairseq.md lists what they change in fairseq, and why.
+docs/fairseq.md lists the changes, and why each is needed.
 """

@@ -1,24 +1,20 @@
-"""Refuses dictionaries that a checkpoint was not trained with, and counts ``<unk>``.
+"""The digest of a model's dictionaries in its state, and the share of ``<unk>`` in a text.
 
 Another dictionary of the same size would fit the model and give wrong figures.
 """
 
-from __future__ import annotations
-
-import functools
 import hashlib
 import logging
-import os
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import utils
-from fairseq.data import Dictionary, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path
-from fairseq.tasks import FairseqTask
-from fairseq.trainer import Trainer
+from fairseq.data import Dictionary
+from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
@@ -26,50 +22,68 @@ logger = logging.getLogger(__name__)
 _MOST_UNKNOWN = 0.01
 # tokens that are compared at once
 _COUNTED = 2**24
-# in a checkpoint's "task_state"
-KEY = "dictionaries"
-# the checkpoint that fairseq read last, and the task of a training that is reading one
-_read_last = ""
-_resuming: list[FairseqTask] = []
 
 
-def digests(dictionaries: Mapping[str, Dictionary]) -> dict[str, str]:
-    """Return a hash of the symbols of each dictionary, in their order."""
-    return {side: _digest(dictionary) for side, dictionary in dictionaries.items()}
+class DictionaryDigest(nn.Module):
+    """The symbols of a model's dictionaries as numbers; refuses a state of other dictionaries.
 
-
-def _digest(dictionary: Dictionary) -> str:
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
-
-
-def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
-    """Return a task's "source" and "target" dictionaries, as far as it has them."""
-    found = {}
-    for side in ("source", "target"):
-        try:
-            dictionary = getattr(task, f"{side}_dictionary")
-        except (AttributeError, NotImplementedError):
-            continue
-        if isinstance(dictionary, Dictionary):
-            found[side] = dictionary
-    return found
-
-
-def check_dictionaries(
-    state: Mapping[str, Any], dictionaries: Mapping[str, Dictionary], name: str
-) -> None:
-    """Refuse "source" and "target" dictionaries that a checkpoint was not trained with.
-
-    A checkpoint without digests accepts any dictionary.
+    The numbers are below 2**32 in 64 bits, so that the sum of many checkpoints, divided by their
+    count, gives them back.
     """
-    trained = (state.get("task_state") or {}).get(KEY) or {}
-    for side, found in digests(dictionaries).items():
-        if trained.get(side, found) != found:
-            raise ValueError(
-                f"{name} was trained with another dictionary than the {side} dictionary of DATA: "
-                "binarize the text with the dict.txt of its training (fairseq-preprocess "
-                "--srcdict, --tgtdict), or train anew in another --save-dir"
-            )
+
+    def __init__(self, dictionaries: Mapping[str, Dictionary]) -> None:
+        super().__init__()
+        for side, dictionary in dictionaries.items():
+            self.register_buffer(side, digest(dictionary))
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **options: Any
+    ) -> None:
+        """Compare the digests with those of a state, if it has any; torch calls this."""
+        for side, expected in self.named_buffers(recurse=False):
+            saved = state_dict.get(prefix + side)
+            if saved is not None and saved.tolist() != expected.tolist():
+                raise ValueError(
+                    f"the checkpoint was trained with another dictionary than the {side} "
+                    "dictionary of DATA: binarize the text with the dict.txt of its training "
+                    "(fairseq-preprocess --srcdict, --tgtdict), or train anew in another --save-dir"
+                )
+
+
+def attach_digest(model: nn.Module, task: Any) -> None:
+    """Let a model refuse checkpoints of other dictionaries than the task's.
+
+    Raises ``ValueError`` if the folders of DATA, one for each epoch, have different dictionaries.
+    """
+    _check_folders(task)
+    sides = ("source", "target")
+    dictionaries = {side: getattr(task, f"{side}_dictionary", None) for side in sides}
+    # --store-ema averages all numbers of a state, except under names with "version"
+    model.dictionary_version = DictionaryDigest(
+        {side: each for side, each in dictionaries.items() if isinstance(each, Dictionary)}
+    )
+
+
+def digest(dictionary: Dictionary) -> Tensor:
+    """Return a hash (8,) of a dictionary's symbols, in their order."""
+    hashed = hashlib.sha256("\n".join(dictionary.symbols).encode())
+    return torch.tensor(struct.unpack("<8I", hashed.digest()))
+
+
+def _check_folders(task: Any) -> None:
+    folders = utils.split_paths(getattr(getattr(task, "cfg", None), "data", None) or "")
+    for folder in folders[1:]:
+        for path in Path(folder).glob("dict*.txt"):
+            first = Path(folders[0]) / path.name
+            if first.is_file() and not _have_same_symbols(first, path):
+                raise ValueError(
+                    f"DATA has {first} and {path}, which differ: binarize all folders with the "
+                    "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
+                )
+
+
+def _have_same_symbols(one: Path, other: Path) -> bool:
+    return Dictionary.load(str(one)).symbols == Dictionary.load(str(other)).symbols
 
 
 def log_unknown(unknown: int, tokens: int, text: str) -> None:
@@ -82,80 +96,7 @@ def log_unknown(unknown: int, tokens: int, text: str) -> None:
         logger.info(share)
 
 
-def keep_dictionaries() -> None:
-    """Let fairseq's commands save and check hashes of dictionaries, and count <unk>."""
-    data_utils.load_indexed_dataset = functools.wraps(data_utils.load_indexed_dataset)(
-        functools.partial(_load_and_count, data_utils.load_indexed_dataset)
-    )
-    FairseqTask.state_dict = functools.partialmethod(_add_digests, FairseqTask.state_dict)
-    # evaluation and generation give a checkpoint's state to the task before they build the model
-    FairseqTask.load_state_dict = functools.partialmethod(_check_task, FairseqTask.load_state_dict)
-    Trainer.load_checkpoint = functools.partialmethod(_check_resumed, Trainer.load_checkpoint)
-
-
-def _load_and_count(
-    theirs: Callable[..., Any],
-    path: str,
-    dictionary: Dictionary | None = None,
-    *args: Any,
-    **options: Any,
-) -> Any:
-    found = theirs(path, dictionary, *args, **options)
-    for part in getattr(found, "datasets", [found]):
-        # the task of streams counts <unk> in other formats itself
-        if dictionary is not None and isinstance(part, MMapIndexedDataset):
-            file, dtype = data_file_path(part._path), part._index.dtype
-            # a file that was cut short may end within a number
-            whole = os.path.getsize(file) // dtype().itemsize
-            tokens = np.memmap(file, dtype, mode="r", shape=(whole,))
-            log_unknown(count_symbol(tokens, dictionary.unk()), whole, part._path)
-    return found
-
-
 def count_symbol(tokens: np.ndarray, symbol: int) -> int:
     """Return how often a symbol occurs in tokens (N,), which may be more than memory holds."""
     pieces = (tokens[i : i + _COUNTED] for i in range(0, len(tokens), _COUNTED))
     return sum(int(np.count_nonzero(piece == symbol)) for piece in pieces)
-
-
-def _add_digests(self: FairseqTask, theirs: Callable[..., Any]) -> dict[str, Any]:
-    return {**theirs(self), KEY: digests(dictionaries_of(self))}
-
-
-def _check_task(self: FairseqTask, theirs: Callable[..., Any], state: dict[str, Any]) -> None:
-    check_dictionaries({"task_state": state}, dictionaries_of(self), f"the checkpoint {_read_last}")
-    theirs(self, state)
-
-
-def note_read(path: str, state: Mapping[str, Any]) -> None:
-    """Remember which checkpoint was read, and check it for the training that resumes from it."""
-    global _read_last
-    _read_last = path
-    for task in _resuming:
-        check_dictionaries(state, dictionaries_of(task), f"the checkpoint {path}")
-
-
-def _check_resumed(self: Trainer, theirs: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    _check_folders(self.task)
-    _resuming.append(self.task)
-    try:
-        return theirs(self, *args, **options)
-    finally:
-        _resuming.clear()
-
-
-def _check_folders(task: FairseqTask) -> None:
-    """Refuse several folders of data (one for each epoch) with different dictionaries."""
-    folders = utils.split_paths(getattr(task.cfg, "data", None) or "")
-    for folder in folders[1:]:
-        for path in Path(folder).glob("dict*.txt"):
-            first = Path(folders[0]) / path.name
-            if first.is_file() and not _have_same_symbols(first, path):
-                raise ValueError(
-                    f"DATA has {first} and {path}, which differ: binarize all folders with the "
-                    "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
-                )
-
-
-def _have_same_symbols(one: Path, other: Path) -> bool:
-    return _digest(Dictionary.load(str(one))) == _digest(Dictionary.load(str(other)))

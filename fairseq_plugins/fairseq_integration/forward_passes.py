@@ -1,20 +1,14 @@
-"""Forward passes outside of plain training: recomputed ones, inference and validation."""
+"""Forward passes outside of plain training: recomputed ones and inference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    # layers import this file without fairseq
-    from fairseq.logging.meters import MetersDict
+from torch import Tensor
 
 Value = TypeVar("Value")
-# a priority that places a figure behind the loss in fairseq's log
-AFTER_THE_LOSS = 50
 
 
 def is_recomputed() -> bool:
@@ -54,55 +48,3 @@ class InferenceCache(Generic[Value]):
     def clear(self) -> None:
         """Forget the value."""
         self._kept = None
-
-
-def validation_pass(model: nn.Module) -> MetersDict | None:
-    """Return the meters of the current pass over a validation set.
-
-    Each pass has a new object; None in training, evaluation and generation.
-    """
-    from fairseq.logging import metrics
-
-    # fairseq opens an aggregator for each pass over a validation set, which all workers read once
-    # at the end; otherwise the first aggregator is the default one
-    root = next(iter(metrics.get_active_aggregators()), None)
-    return None if model.training or root is metrics.get_meters("default") else root
-
-
-class ValidationWatcher:
-    """Base class of objects that watch a model's forward passes in validation and log figures.
-
-    The model's hooks hold the object, so it is copied and pickled with the model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._pass: Any = None
-        model.register_forward_pre_hook(self._before)
-        model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # fairseq's meters cannot be copied
-        return {**vars(self), "_pass": None}
-
-    def _before(self, model: nn.Module, inputs: tuple) -> None:
-        current = validation_pass(model)
-        if current is not None:
-            begins = current is not self._pass
-            self._pass = current
-            self.before_batch(begins)
-
-    def _after(self, model: nn.Module, inputs: tuple, named: dict[str, Any], output: Any) -> None:
-        self.after_batch(inputs[0] if inputs else next(iter(named.values()), None))
-
-    def before_batch(self, begins: bool) -> None:
-        """Prepare for a batch of validation; ``begins`` is true for the first of a pass."""
-
-    def after_batch(self, tokens: Any) -> None:
-        """Collect after each forward pass, even in training or after an error."""
-
-    @staticmethod
-    def log(name: str, figure: Callable[[MetersDict], float]) -> None:
-        """Log the result of ``figure``, which fairseq calls when it prints the meters."""
-        from fairseq.logging import metrics
-
-        metrics.log_derived(name, figure, AFTER_THE_LOSS)

@@ -31,15 +31,6 @@ _DERIVED: dict[str, tuple[Any, str | None]] = {
 }
 
 
-class _FromParsed(FairseqDataclass):
-    """Base class of options that older checkpoints store as parsed options."""
-
-    @classmethod
-    def from_namespace(cls, args: Namespace) -> Namespace:
-        """Return parsed options as they are; :func:`parsed` accepts them."""
-        return args
-
-
 def _flatten(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield name, type and field of each option of a dataclass, nested ones included."""
     for option in dataclasses.fields(config):
@@ -52,7 +43,7 @@ def _flatten(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple
 
 
 TransformerOptions = dataclasses.make_dataclass(
-    "TransformerOptions", _flatten(TransformerConfig), bases=(_FromParsed,)
+    "TransformerOptions", _flatten(TransformerConfig), bases=(FairseqDataclass,)
 )
 TransformerOptions.__doc__ = "Options of fairseq's ``transformer``, with defaults."
 

@@ -2,9 +2,3 @@
 
 Begin with :mod:`.memory`, the layer, and :mod:`.search`, the keys.
 """
-
-from fairseq_plugins.fairseq_integration.registration import register_with_subpackage
-
-REGISTERS = ("model", "optimizer")
-
-register_with_subpackage()

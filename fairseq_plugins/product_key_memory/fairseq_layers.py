@@ -14,7 +14,7 @@ Shapes: B sentences, T tokens, S tokens so far, d model width.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,8 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
 # Where a memory stands beside the feed-forward sublayer.
 INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
@@ -121,38 +119,6 @@ def keep_shards_apart(model: nn.Module) -> None:
     ]
     if shards:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
-
-
-class WatchedReads(ValidationWatcher):
-    """Logs in validation how much of its memories a model reads (section 4.2).
-
-    For each memory NAME this logs ``NAME_usage``, the percentage of slots that were read, and
-    ``NAME_kl`` in nats, over all workers. If the workers have different numbers of batches, fairseq
-    repeats the first batch on some, whose reads then count twice.
-    """
-
-    def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
-        super().__init__(model)
-        self.memories = dict(memories)
-        self.reads = {
-            name: MemoryUsage(len(memory.values), memory.heads)
-            for name, memory in self.memories.items()
-        }
-
-    def before_batch(self, begins: bool) -> None:
-        """Let the memories count their reads."""
-        for name, reads in self.reads.items():
-            memory = self.memories[name]
-            if begins:
-                reads.clear(memory.values.device)
-            memory.usage = reads
-            self.log(f"{name}_usage", lambda _, r=reads: round(100 * usage(r.total()), 2))
-            self.log(f"{name}_kl", lambda _, r=reads: round(kl_from_uniform(r.total()), 4))
-
-    def after_batch(self, tokens: Any) -> None:
-        """Stop counting: --eval-bleu then calls parts of the model by themselves."""
-        for memory in self.memories.values():
-            memory.usage = None
 
 
 # --- fairseq's layers

@@ -16,8 +16,8 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
-from fairseq_plugins.fairseq_integration.error_messages import flag, option
+from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -45,8 +45,7 @@ class _WithMemories:
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
         """Load weights, which may be those of a model without memories."""
-        with weights_loaded_into(self, state_dict):
-            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
+        return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 @dataclass
@@ -105,6 +104,7 @@ class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
         builder = MemoryBuilder(cfg)
         memories = put_memories(model.decoder, layers, builder.build, placement(cfg))
         builder.finish(model, {f"memory{number}": each for number, each in memories.items()})
+        attach_digest(model, task)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
@@ -184,6 +184,7 @@ class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
                 "translate with the checkpoint on one worker"
             )
         builder.finish(model, memories)
+        attach_digest(model, task)
         return model
 
 

@@ -18,7 +18,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag, option
+from fairseq_plugins.fairseq_integration.options import option
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
 from fairseq_plugins.product_key_memory.sharding import several_workers
 from fairseq_plugins.product_key_memory.value_table import ValueTable
@@ -141,8 +141,7 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         params = list(params)
         rules = (update_rule(param, ValueTable) for param in params)
         tables = {id(table): table for table in rules if table is not None}
-        with errors_name_options(flag):
-            self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
+        self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
         if not tables:
             logger.info("no parameter belongs to a memory: this is fairseq's Adam")
             return

@@ -11,19 +11,13 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.error_messages import (
-    errors_name_options,
-    flag,
-    option,
-    sizes_in_memory,
-)
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
 from fairseq_plugins.product_key_memory.fairseq_layers import (
     AFTER,
     INSTEAD,
     PARALLEL,
     FairseqMemory,
-    WatchedReads,
     keep_shards_apart,
 )
 from fairseq_plugins.product_key_memory.memory import KEYS, MemorySublayer, ProductKeyMemory
@@ -211,19 +205,15 @@ class MemoryBuilder:
         hidden_dims = parse_integers(
             options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths
         )
-        with (
-            sizes_in_memory(options),
-            errors_name_options(lambda argument: flag(f"memory_{argument}")),
-        ):
-            memory = FairseqMemory(
-                embed_dim,
-                **{name: getattr(options, f"memory_{name}") for name in ARGUMENTS},
-                query_hidden_dims=hidden_dims,
-                keys=str(options.memory_keys),
-                search=str(options.memory_search),
-                values_dtype=VALUES_DTYPES[str(options.memory_values_dtype)],
-                values_of=self._first,
-            )
+        memory = FairseqMemory(
+            embed_dim,
+            **{name: getattr(options, f"memory_{name}") for name in ARGUMENTS},
+            query_hidden_dims=hidden_dims,
+            keys=str(options.memory_keys),
+            search=str(options.memory_search),
+            values_dtype=VALUES_DTYPES[str(options.memory_values_dtype)],
+            values_of=self._first,
+        )
         self._check_optimizer(
             "memory_shard_values",
             memory.table.columns.sharded,
@@ -254,8 +244,6 @@ class MemoryBuilder:
     def finish(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
         """Prepare ``model`` for training with its ``memories``, by the names in the log."""
         keep_shards_apart(model)
-        if memories:
-            WatchedReads(model, memories)
         path = self.options.memory_trainable_slots
         self._check_optimizer("memory_trainable_slots", bool(path), "it updates all slots")
         for name, memory in memories.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.python_interface.scoring import (
     Hypothesis,
     LoadedModel,

@@ -2,11 +2,12 @@
 
 import math
 import os
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models import BaseFairseqModel
@@ -14,9 +15,6 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
-from fairseq_plugins.fairseq_integration.error_messages import did_you_mean
-from fairseq_plugins.fairseq_integration.safe_loading import options_of, read_checkpoint
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
 from fairseq_plugins.python_interface.translation import TranslationModel
@@ -71,7 +69,7 @@ def load(
             the model (``mem_len=512``), as in ``--model-overrides``.
     """
     file = find_checkpoint(Path(path))
-    state = read_checkpoint(file, str(file))
+    state = load_checkpoint_to_cpu(str(file))
     of_task = options_of(state, "task")
     kind = task_of(state, file)
     translates = issubclass(kind, TranslationTask)
@@ -137,6 +135,13 @@ def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
     return kind
 
 
+def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
+    """Return a checkpoint's options of a ``part``, such as "model", by their names."""
+    options = state["cfg"][part] or {}
+    # parsed arguments, or a configuration
+    return vars(options) if isinstance(options, Namespace) else dict(options)
+
+
 def find_data(
     file: Path, given: str | os.PathLike | None, of_task: dict[str, Any], translates: bool
 ) -> Path:
@@ -200,7 +205,7 @@ def _split_options(
             raise ValueError(
                 f"{option} is not an option of {file} that can be changed, nor of its "
                 f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): "
-                f"{did_you_mean(option, known | changeable) or 'leave it out'}"
+                "leave it out"
             )
     changed = {option: value for option, value in given.items() if option in changeable}
     return {**names, "options": options}, changed
@@ -214,9 +219,8 @@ def _load(
         # fairseq reads the file safely, too
         (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
     except (RuntimeError, ValueError) as error:
-        # torch's last line says which weights do not fit, also if our error wraps it
-        own = error.__cause__ if isinstance(error, MisfitError) else None
-        lines = str(own or error).splitlines()
+        # torch's last line says which weights do not fit
+        lines = str(error).splitlines()
         reason = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
         raise ValueError(f"{file} with the dictionary in {folder}: {reason.strip()}") from error
     return model.eval(), task

@@ -17,7 +17,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.error_messages import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
 
 # models' own penalties, and the option that makes a model have one

@@ -18,8 +18,7 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
-from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, errors_name_options
+from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import (
     FeedForward,
@@ -35,12 +34,6 @@ from fairseq_plugins.segment_language_model.options import (
 )
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
-# the options behind arguments of the layers
-_OPTION_OF = {
-    "embed_dim": "--decoder-embed-dim",
-    "num_heads": "--decoder-attention-heads",
-    "kernel": "--attention-kernel",
-}
 CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
 
 logger = logging.getLogger(__name__)
@@ -64,11 +57,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
     @classmethod
     def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
         """Build the model for the task's dictionary."""
-        if isinstance(task, FairseqTask) and not getattr(task, "reads_streams", False):
-            raise ValueError(
-                f"the task is {type(task).__name__}, which keeps no states of earlier segments, so "
-                "its figures would be wrong: give --task segment_language_modeling"
-            )
+        if isinstance(task, FairseqTask):
+            check_task(type(task))
         dictionary = task.source_dictionary
         check_config(cfg, dictionary)
         cls.check_options(cfg)
@@ -83,22 +73,21 @@ class SegmentLanguageModel(FairseqLanguageModel):
         # each part draws its initial values here, in this order
         embed_tokens = build_embedding(cfg, dictionary)
         layers: list[SegmentLayer] = []
-        with errors_name_options(_OPTION_OF.get):
-            for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
-                feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
-                layer = SegmentLayer(
-                    cfg.decoder_embed_dim,
-                    attention,
-                    feed_forward,
-                    dropout(cfg.dropout),
-                    cfg.decoder_normalize_before,
-                    added_sublayer,
-                    cfg.layer_norm_epsilon,
-                    added.parallel,
-                )
-                layers.append(layer)
-            output = build_output(cfg, dictionary, embed_tokens)
-            relative, absolute = cls.build_positions(cfg)
+        for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
+            feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
+            layer = SegmentLayer(
+                cfg.decoder_embed_dim,
+                attention,
+                feed_forward,
+                dropout(cfg.dropout),
+                cfg.decoder_normalize_before,
+                added_sublayer,
+                cfg.layer_norm_epsilon,
+                added.parallel,
+            )
+            layers.append(layer)
+        output = build_output(cfg, dictionary, embed_tokens)
+        relative, absolute = cls.build_positions(cfg)
         layer_norm = None
         if cfg.decoder_normalize_before and not cfg.no_decoder_final_norm:
             layer_norm = nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
@@ -123,6 +112,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         summary = summarise(cfg, mem_len) + added.describe()
         model = cls(decoder, f"{summary}, {cls.describe(cfg, mem_len)}")
         added.finish(model)
+        attach_digest(model, task)
         return model
 
     # What a paper's model adds.
@@ -209,10 +199,9 @@ class SegmentLanguageModel(FairseqLanguageModel):
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
         for name in overrides:
             if name not in CHANGED_IN_EVALUATION:
-                near = did_you_mean(name.replace("-", "_"), CHANGED_IN_EVALUATION)
-                hint = near or f"there are {', '.join(CHANGED_IN_EVALUATION)}"
                 raise ValueError(
-                    f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
+                    f"--model-overrides names {name!r}, which evaluation cannot change: there are "
+                    f"{', '.join(CHANGED_IN_EVALUATION)}"
                 )
         temperature = self.softmax_temperature
         tempered = "" if temperature == 1 else f", softmax temperature {temperature}"
@@ -221,8 +210,16 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
         """Load weights, fitted to this model's options."""
         fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
-        with weights_loaded_into(self, state_dict):
-            return super().load_state_dict(fitted, *args, **kwargs)
+        return super().load_state_dict(fitted, *args, **kwargs)
+
+
+def check_task(task: type[FairseqTask]) -> None:
+    """Refuse a task that reads no streams: it keeps nothing of earlier segments."""
+    if not getattr(task, "reads_streams", False):
+        raise ValueError(
+            f"the task is {task.__name__}, which keeps no states of earlier segments, so its "
+            "figures would be wrong: give --task segment_language_modeling"
+        )
 
 
 def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> nn.Module:

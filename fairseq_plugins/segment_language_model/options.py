@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.error_messages import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
 # In tokens. The cost grows with the square of the length; a longer segment would take hours.
@@ -156,8 +156,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         False,
         "compute the layers' activations again in the backward pass, for less memory and more time",
     )
-    tokens_per_sample: int = II("task.tokens_per_sample")
-    # fairseq's tasks lack this option; build_model then refuses them
+    # the options of other tasks, which build_model refuses, may lack these
+    tokens_per_sample: int = II("oc.select:task.tokens_per_sample,0")
     extended_context: int = II("oc.select:task.extended_context,0")
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 
-from fairseq_plugins.fairseq_integration.error_messages import flag, sizes_in_memory
+from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.evaluation import (
@@ -51,6 +51,17 @@ from fairseq_plugins.segment_language_model.streams import (
 )
 
 logger = logging.getLogger(__name__)
+
+# why options of fairseq-generate and fairseq-interactive are refused
+REFUSED = {
+    "match_source_len": "the source is the prompt, and says nothing about the length of what "
+    "follows; give --min-len and --max-len-b",
+    "constraints": "a language model has no constrained decoding",
+    "print_alignment": "a language model has no source to align its text with",
+    "replace_unk": "a language model has no source to copy words from",
+    "retain_dropout": "fairseq retains only dropout of its own modules",
+    "print_step": "decoding is not iterative",
+}
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -100,10 +111,12 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--softmax-temperature is {temperature}: leave it out of fairseq-train, and give "
                 "it to fairseq-eval-lm"
             )
+        if not from_checkpoint:
+            # an earlier training in this process, as in Hydra's sweeps, left its best loss there
+            vars(checkpoint_utils.save_checkpoint).pop("best", None)
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size or 1)
-        with sizes_in_memory(cfg):
-            model = super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
                 f"--arch is {cfg._name}, which is not a segment language model: choose "
@@ -307,6 +320,9 @@ class SegmentLanguageModelingTask(FairseqTask):
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
         """Return fairseq's generator; with ``--continue-past-eos`` only length ends a text."""
+        for name, reason in REFUSED.items():
+            if getattr(args, name, None):
+                raise ValueError(f"{flag(name)}: {reason}; leave it out")
         if self.cfg.continue_past_eos:
             # no text has <pad>, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})

@@ -11,14 +11,14 @@ from fairseq.modules import AdaptiveInput
 from fairseq.modules.adaptive_softmax import TiedHeadModule
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.error_messages import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel, check_task
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
@@ -292,4 +292,4 @@ PRESETS: dict[str, dict[str, Any]] = {
     "transformer_xl_tiny": {**size_preset(4, 128, 4, 512), **_CHARACTERS},
 }
 
-register_presets("transformer_xl", PRESETS)
+register_presets("transformer_xl", PRESETS, check_task)

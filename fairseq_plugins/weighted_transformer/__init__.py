@@ -4,9 +4,3 @@ Translation with learned weights on the simplex: κ for attention heads and α f
 feed-forward network. ``layers`` has the default reading of the paper, ``as_written_attention`` and
 ``as_written_layers`` the other.
 """
-
-from fairseq_plugins.fairseq_integration.registration import register_with_subpackage
-
-REGISTERS = ("model", "optimizer")
-
-register_with_subpackage()

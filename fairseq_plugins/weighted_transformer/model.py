@@ -13,8 +13,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
-from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
+from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -103,13 +102,11 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
-        weights = [
-            *_put_branches(model.encoder, cfg, options, "encoder"),
-            *_put_branches(model.decoder, cfg, options, "decoder"),
-        ]
+        _put_branches(model.encoder, cfg, options, "encoder")
+        _put_branches(model.decoder, cfg, options, "decoder")
         # averaging skips integers, and --store-ema skips names with "version"
         model.register_buffer("reading_version", encode_reading(options))
-        _BranchWeightsLog(model, weights)
+        attach_digest(model, task)
         return model
 
     def train(self, mode: bool = True) -> "WeightedTransformer":
@@ -163,26 +160,12 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
 
 def _put_branches(
     stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
-) -> list[tuple[str, BranchWeights]]:
-    """Replace the layers of the "encoder" or "decoder" by branched layers.
-
-    Returns the weights by the names "encoder1", …; if both attentions of a decoder layer are
-    branched, self-attention has the names "decoder1_self", ….
-    """
+) -> None:
+    """Replace the layers of the "encoder" or "decoder" by branched layers."""
     of_part = getattr(cfg, part)
-    option_of = {
-        "parameterization": "--branch-parameterization",
-        "outside_training": "--branch-weights",
-        "start": "--branch-start",
-        "top_k": "--branch-top-k",
-        "shake": "--branch-training shake",
-        "branches": f"--{part}-attention-heads",
-        "ffn_embed_dim": f"--{part}-ffn-embed-dim",
-    }
     attentions = {"encoder": ("self",), "decoder": ATTENTIONS}[part]
     if part == "decoder" and options.branch_decoder_attention != BOTH:
         attentions = (options.branch_decoder_attention,)
-    named = []
     for number in range(len(stack.layers)):
         schedule = BranchSchedule(
             options.branch_lr * (of_part.embed_dim / len(stack.layers)) ** -0.5,
@@ -190,16 +173,11 @@ def _put_branches(
             options.freeze_branch_weights_after,
             projected=options.branch_parameterization == "simplex",
         )
-        with errors_name_options(option_of.get):
-            layer, weights = _build_layer(cfg, options, part, schedule, attentions)
-        for of, own in weights.items():
-            suffix = "_self" if of == "self" and len(attentions) > 1 else ""
-            named.append((f"{part}{number + 1}{suffix}", own))
+        layer = _build_layer(cfg, options, part, schedule, attentions)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         # iterating over the list may drop layers (--encoder-layerdrop)
         stack.layers[number] = layer
-    return named
 
 
 def _build_layer(
@@ -208,8 +186,8 @@ def _build_layer(
     part: str,
     schedule: BranchSchedule,
     attentions: Sequence[str],
-) -> tuple[nn.Module, dict[str, BranchWeights]]:
-    """Return a branched layer, and its weights by attention; "" holds an α that all share."""
+) -> nn.Module:
+    """Return a branched layer."""
     branches = getattr(cfg, part).attention_heads
 
     def draw_weights(*kinds: str) -> BranchWeights:
@@ -228,32 +206,13 @@ def _build_layer(
     if options.branch_residual == AS_WRITTEN:
         weights = {name: draw_weights("kappa", "alpha") for name in attentions}
         if part == "encoder":
-            return BranchedEncoderLayer(cfg, weights["self"]), weights
-        return BranchedDecoderLayer(cfg, weights), weights
+            return BranchedEncoderLayer(cfg, weights["self"])
+        return BranchedDecoderLayer(cfg, weights)
     kappas = {name: draw_weights("kappa") for name in attentions}
     alpha = draw_weights("alpha")
     if part == "encoder":
-        layer = WeightedEncoderLayer(cfg, kappas["self"], alpha)
-    else:
-        layer = WeightedDecoderLayer(cfg, kappas, alpha)
-    return layer, {**kappas, "": alpha}
-
-
-class _BranchWeightsLog(ValidationWatcher):
-    """Logs κ and α in validation (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, …."""
-
-    def __init__(self, model: nn.Module, weights: Sequence[tuple[str, BranchWeights]]) -> None:
-        super().__init__(model)
-        self.weights = weights
-
-    def before_batch(self, begins: bool) -> None:
-        """Log at the beginning of a pass over the validation set, once, since a GPU must wait."""
-        if not begins:
-            return
-        for name, own in self.weights:
-            for kind, values in zip(own.kinds, own.learned(), strict=True):
-                for number, value in enumerate(values.tolist(), start=1):
-                    self.log(f"{name}_{kind}{number}", lambda _, value=value: round(value, 4))
+        return WeightedEncoderLayer(cfg, kappas["self"], alpha)
+    return WeightedDecoderLayer(cfg, kappas, alpha)
 
 
 register_presets("weighted_transformer", PRESETS)

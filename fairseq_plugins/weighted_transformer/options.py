@@ -10,7 +10,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.error_messages import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,

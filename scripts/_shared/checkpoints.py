@@ -3,6 +3,8 @@
 Importing fairseq takes seconds, so the functions import it when they need it.
 """
 
+import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,48 @@ from typing import Any
 from scripts._shared.commands import short
 
 
-def options_of(state: Any, part: str) -> Mapping[str, Any]:
-    """Return the options of a part of a checkpoint, such as "model"."""
-    from fairseq_plugins.fairseq_integration import safe_loading
+def options_of(state: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Return the options of a part of a checkpoint, such as "model", by their names."""
+    options = (state.get("cfg") or {}).get(part) or {}
+    # parsed arguments, or a configuration
+    return options if isinstance(options, dict) else vars(options)
 
-    return safe_loading.options_of(state, part)
+
+def load_safely(path: Path, name: str, remedy: str) -> Any:
+    """Return the contents of one of torch's files; an archive's tensors stay on the disk.
+
+    Raises ValueError, in which the file is called ``name``, for other files.
+    """
+    import torch
+
+    from fairseq_plugins import register
+
+    # lets torch read fairseq's options
+    register()
+    if not path.is_file():
+        # reading a pipe could wait forever
+        raise ValueError(f"{name} is not a file: {remedy}")
+    # files from before PyTorch 1.6 cannot be mapped
+    mapped = zipfile.is_zipfile(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        # the rest of torch's message advises how to execute the file
+        reason = str(error).partition("WeightsUnpickler error: ")[2].strip()
+        reason = reason.partition("\n")[0].partition(". ")[0][:200]
+        raise ValueError(
+            f"{name} holds more than weights and options, or is damaged, and is not loaded "
+            f"({reason}): {remedy}"
+        ) from error
+    except (EOFError, KeyError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(f"{name} is cut short or damaged ({reason}): {remedy}") from error
 
 
 def read_checkpoint(path: Path, option: str = "--checkpoint") -> dict[str, Any]:
-    """Return the content of the checkpoint that a command line option names."""
-    from fairseq_plugins.fairseq_integration import safe_loading
-
-    return safe_loading.read_checkpoint(path, f"{option} {short(path)}")
+    """Return the content of the checkpoint that a command line option names; {} if it has none."""
+    state = load_safely(path, f"{option} {short(path)}", "name one that fairseq-train wrote")
+    return state if isinstance(state, dict) else {}
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

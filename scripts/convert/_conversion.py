@@ -13,7 +13,6 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.dictionaries import KEY, dictionaries_of, digests
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.checkpoints import save_for_new_training
 from scripts._shared.command_line import make_output_folder
@@ -71,7 +70,7 @@ def build_state(
         "model": model.state_dict(),
         "criterion": {},
         "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
-        "task_state": {KEY: digests(dictionaries_of(task))},
+        "task_state": {},
     }
     return state, sum(parameter.numel() for parameter in model.parameters())
 

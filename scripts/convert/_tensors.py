@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor, strided, zeros
 from torch import equal as equal_tensors
 
-from fairseq_plugins.fairseq_integration.safe_loading import DamagedError, load_safely
+from scripts._shared.checkpoints import load_safely
 from scripts._shared.commands import short
 
 # keys under which a training's checkpoint has the weights
@@ -26,13 +26,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     The rest of a training's checkpoint, and ``module.`` before all names, are left out.
     """
     name = f"--checkpoint {short(path)}"
-    try:
-        if path.suffix == ".safetensors":
-            content = _read_safetensors(path, name)
-        else:
-            content = load_safely(path, name, _REMEDY)
-    except DamagedError as error:
-        raise ValueError(f"{error}: get it again, or name another") from error
+    if path.suffix == ".safetensors":
+        content = _read_safetensors(path, name)
+    else:
+        content = load_safely(path, name, _REMEDY)
     for container in _CONTAINERS:
         if isinstance(content, dict) and isinstance(content.get(container), dict):
             content = content[container]
@@ -61,7 +58,7 @@ def _read_safetensors(path: Path, name: str) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise DamagedError(f"{name} is cut short or damaged ({error})") from error
+        raise ValueError(f"{name} is cut short or damaged ({error}): {_REMEDY}") from error
 
 
 class ForeignTensors:

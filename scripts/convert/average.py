@@ -99,11 +99,12 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
 
 def _signature(state: dict[str, Any]) -> dict[str, Any]:
     """Return what a training's checkpoints share: model, task, dictionaries, shapes of weights."""
-    from fairseq_plugins.fairseq_integration.dictionaries import KEY
-
     found = {part: options_of(state, part).get("_name") for part in ("model", "task")}
-    found[KEY] = (state.get("task_state") or {}).get(KEY)
-    return found | {name: tuple(weight.shape) for name, weight in state["model"].items()}
+    for name, weight in state["model"].items():
+        # digests of dictionaries are integers that stay the same
+        digest = name.startswith("dictionary_version.")
+        found[name] = tuple(weight.tolist()) if digest else tuple(weight.shape)
+    return found
 
 
 def check(checkpoints: list[Checkpoint]) -> None:
@@ -157,8 +158,6 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     """Average checkpoints and write the result to a file."""
-    import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
-
     if output.exists():
         raise ValueError(f"--output {short(output)} already exists: name another, or remove it")
     if not output.parent.is_dir():

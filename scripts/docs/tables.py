@@ -164,31 +164,6 @@ def options_page(page: str) -> str:
         table = "".join(f"{row}\n" for row in ["| option | default | |", "|---|---|---|", *rows])
         before, after = page.split(f"## {title}\n")
         page = f"{before}## {title}\n" + TABLE.sub(lambda _, new=table: new, after, count=1)
-    return with_options_of_fairseq(page)
-
-
-def with_options_of_fairseq(page: str) -> str:
-    """Return the page with the options of fairseq that our models refuse or that have no effect."""
-    from fairseq_plugins.fairseq_integration import command_options
-    from fairseq_plugins.fairseq_integration.error_messages import flag
-
-    segments = f"`--task {command_options.SEGMENTS}`"
-    without_effect = command_options.WITHOUT_EFFECT
-    generating, training = "generate, interactive", "train, eval-lm"
-    # refused options, and options without effect; None if the page has more than the code
-    listed = {
-        (segments, "all"): (command_options.OF_BLOCKS, []),
-        (segments, training): (None, without_effect[training]),
-        (segments, generating): (command_options.REFUSED, without_effect[generating]),
-        ("translation", generating): ([], without_effect["translation"]),
-    }
-    for (model, command), columns in listed.items():
-        (row,) = re.findall(rf"^\| {re.escape(f'{model} | {command}')} \| .*$", page, re.MULTILINE)
-        found = row.removeprefix("| ").removesuffix(" |").split(" | ")
-        for column, options in enumerate(columns, 2):
-            if options is not None:
-                found[column] = ", ".join(f"`{flag(option)}`" for option in options)
-        page = page.replace(row, f"| {' | '.join(found)} |")
     return page
 
 
