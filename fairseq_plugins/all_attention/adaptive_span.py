@@ -61,9 +61,7 @@ class AdaptiveSpan(Float32Module):
     bfloat16 could not tell 4,000 tokens from 4,016. ``ramp`` is R.
     """
 
-    def __init__(
-        self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0
-    ) -> None:
+    def __init__(self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0) -> None:
         super().__init__()
         for name, value in {"span": max_span, "ramp": ramp}.items():
             if value < 1:

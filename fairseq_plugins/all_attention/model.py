@@ -1,40 +1,51 @@
 """All-attention (Sukhbaatar et al. 2019, arXiv:1907.01470), its ablations, and presets."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from torch import Tensor, nn
+from torch import nn
 
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import (
     HEAD_SPLIT,
     IN_ATTENTION,
     JOINT,
     AllAttention,
-    SpannedPositions,
+    project_spanned_positions,
 )
+from fairseq_plugins.all_attention.network import learned_spans
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
+from fairseq_plugins.fairseq_integration.options import option
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model import (
+    SegmentDecoder,
+    SegmentLanguageModel,
+    build_embedding,
+    build_final_norm,
+    build_output,
+    check_task,
+    memory_builder,
+    summarise,
+)
+from fairseq_plugins.segment_language_model.network import (
+    FeedForward,
+    SegmentLayer,
+    SegmentNetwork,
+)
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
     check_least,
+    check_options,
     size_preset,
 )
-from fairseq_plugins.segment_language_model.positions import (
-    LearnedRelativePositions,
-    SharedRelativeKeys,
-)
+from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +54,7 @@ VARIANTS = (*IN_ATTENTION, FEED_FORWARD)
 
 
 @dataclass
-class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
+class AllAttentionConfig(SegmentLanguageModelConfig):
     """Options of ``all_attention_lm``."""
 
     persistent_vectors: int = option(
@@ -70,129 +81,95 @@ class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     span_init: float = option(
         0.0, "initial value of adaptive spans, as a fraction (0 to 1) of --attention-span"
     )
-    span_epsilon: float = option(
-        0.0,
-        "number added to the sum of attention weights after the mask of an adaptive span; models "
-        "of the published code have 1e-8, which costs a second attention",
-    )
-
-
-class AllAttentionDecoder(SegmentDecoder):
-    """A decoder whose heads may learn their spans."""
-
-    @property
-    def spans(self) -> list[AdaptiveSpan]:
-        """Return the learned spans, layer by layer; [] if spans are fixed."""
-        spans = [layer.self_attn.span for layer in self.layers]
-        return [span for span in spans if span is not None]
-
-    @property
-    def without_penalty(self) -> dict[str, str]:
-        """Warn about learned spans without ``--span-loss``."""
-        effect = (
-            "has no penalty for long attention spans, which --adaptive-span learns: they will "
-            "hardly shrink; give --criterion segment_loss --span-loss 5e-7"
-        )
-        return {"span_loss": effect} if self.spans else {}
-
-    def penalties(self) -> dict[str, Tensor]:
-        """Return the sum of the layers' mean spans, in tokens (arXiv:1905.07799, eq. 9)."""
-        spans = self.spans
-        return {"span_loss": sum(span.penalty() for span in spans)} if spans else {}
-
-    def figures(self, each_layer: bool) -> dict[str, Tensor]:
-        """Return the mean and the largest span, in tokens, ramp included, for the log."""
-        tokens = torch.stack([span.tokens() for span in self.spans])  # (layers, H)
-        found = {"span_mean": tokens.mean(), "span_max": tokens.max()}
-        for layer, of_layer in enumerate(tokens if each_layer else (), start=1):
-            found[f"span_mean_{layer}"] = of_layer.mean()
-            found[f"span_max_{layer}"] = of_layer.max()
-        return found
-
-    def compute_positions(self, farthest: int) -> list[SpannedPositions]:
-        """Return each layer's projected positions for the distances ``farthest`` to -1."""
-        encoding = self.encode_distances(farthest)
-        # for all layers at once: each read makes the host wait for a GPU
-        groups = read_head_groups(self.spans) if self.spans else [None] * len(self.layers)
-        return [
-            layer.self_attn.project_positions(encoding, of_layer)
-            for layer, of_layer in zip(self.layers, groups, strict=True)
-        ]
 
 
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
 class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3), and adaptive span with FFN."""
 
-    decoder_class = AllAttentionDecoder
-    added_sublayers = MemorySublayers
-
     @classmethod
-    def recurrence_length(cls, cfg: AllAttentionConfig) -> int:
-        """Return ``--mem-len``; the default is the attention span."""
-        return cfg.attention_span if cfg.mem_len is None else cfg.mem_len
+    def build_model(cls, cfg: AllAttentionConfig, task: Any) -> "AllAttentionLanguageModel":
+        """Build the model for the task's dictionary."""
+        check_task(type(task))
+        dictionary = task.source_dictionary
+        mem_len = cfg.attention_span if cfg.mem_len is None else cfg.mem_len
+        check_options(cfg, dictionary, mem_len)
+        _check_attention(cfg)
 
-    @classmethod
-    def window(cls, cfg: AllAttentionConfig, mem_len: int) -> Window:
-        """Return a token's context, which excludes the token itself (section 4.3)."""
-        return Window(1, mem_len if cfg.same_length else cfg.attention_span)
+        width, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+        # a token's context excludes the token itself (section 4.3)
+        window = Window(1, mem_len if cfg.same_length else cfg.attention_span)
+        variant, kernel = str(cfg.persistent_variant), str(cfg.attention_kernel)
+        separate = variant == FEED_FORWARD
+        build_memory = memory_builder(cfg)
 
-    @classmethod
-    def build_sublayers(
-        cls, cfg: AllAttentionConfig, mem_len: int
-    ) -> Iterator[tuple[AllAttention, nn.Module | None]]:
-        """Yield each layer's attention and feed-forward sublayer, if any."""
-        heads, variant = cfg.decoder_attention_heads, str(cfg.persistent_variant)
-        for _ in range(cfg.decoder_layers):
+        # each part draws its initial values here, in this order
+        embed_tokens = build_embedding(cfg, dictionary)
+        layers = []
+        for number in range(1, cfg.decoder_layers + 1):
             span = None
             if cfg.adaptive_span:
-                span = AdaptiveSpan(
-                    heads // 2 if variant == HEAD_SPLIT else heads,
-                    cfg.attention_span,
-                    cfg.span_ramp,
-                    cfg.span_init,
-                    cfg.span_epsilon,
-                )
+                context_heads = heads // 2 if variant == HEAD_SPLIT else heads
+                span = AdaptiveSpan(context_heads, cfg.attention_span, cfg.span_ramp, cfg.span_init)
             attention = AllAttention(
-                cfg.decoder_embed_dim,
+                width,
                 heads,
-                cls.window(cfg, mem_len),
-                SharedRelativeKeys(),
+                window,
                 cfg.attention_dropout,
-                0 if variant == FEED_FORWARD else cfg.persistent_vectors,
-                JOINT if variant == FEED_FORWARD else variant,
+                0 if separate else cfg.persistent_vectors,
+                JOINT if separate else variant,
                 span,
-                str(cfg.attention_kernel),
+                kernel,
             )
-            feed_forward = cls.build_feed_forward(cfg)
-            if variant == FEED_FORWARD:
+            feed_forward: nn.Module | None = None
+            if separate:
                 feed_forward = SoftmaxFeedForward(
-                    cfg.persistent_vectors,
-                    cfg.decoder_embed_dim,
-                    cfg.attention_dropout,
-                    str(cfg.attention_kernel),
+                    cfg.persistent_vectors, width, cfg.attention_dropout, kernel
                 )
-            yield attention, feed_forward
-
-    @classmethod
-    def build_positions(cls, cfg: AllAttentionConfig) -> tuple[nn.Module, None]:
-        """Return the position vectors, which all heads and layers share (section 4.3)."""
-        head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
-        return LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len), None
-
-    @classmethod
-    def describe(cls, cfg: AllAttentionConfig, mem_len: int) -> str:
-        """Describe the span and the persistent vectors."""
+            elif cfg.decoder_ffn_embed_dim:
+                inner_dropout = nn.Dropout(cfg.activation_dropout)
+                feed_forward = FeedForward(width, cfg.decoder_ffn_embed_dim, inner_dropout)
+            memory = build_memory(number)
+            if memory is not None and not cfg.memory_interleave:
+                feed_forward, memory = memory, None
+            layer = SegmentLayer(
+                width,
+                attention,
+                feed_forward,
+                nn.Dropout(cfg.dropout),
+                cfg.decoder_normalize_before,
+                cfg.layer_norm_epsilon,
+                memory,
+            )
+            layers.append(layer)
+        output = build_output(cfg, dictionary, embed_tokens)
+        network = SegmentNetwork(
+            layers,
+            mem_len,
+            # all heads and layers share the vectors (section 4.3)
+            positions=LearnedRelativePositions(cfg.attention_span, width // heads, cfg.clamp_len),
+            layer_norm=build_final_norm(cfg),
+            project=project_spanned_positions,
+            checkpoint_activations=cfg.checkpoint_activations,
+        )
+        decoder = SegmentDecoder(dictionary, embed_tokens, network, output, cfg)
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"
         if cfg.persistent_vectors:
-            vectors += f" ({cfg.persistent_variant})"
-        return f"{kind} {cls.window(cfg, mem_len).farthest}, {vectors}"
+            vectors += f" ({variant})"
+        summary = f"{summarise(cfg, mem_len)}, {kind} {window.farthest}, {vectors}"
+        model = cls(decoder, summary)
+        attach_digest(model, task)
+        return model
+
+    def learned_spans(self) -> list[AdaptiveSpan]:
+        """Return the learned spans, layer by layer; [] if spans are fixed."""
+        return learned_spans(self.decoder.network)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Log the learned spans, too."""
         super().prepare_for_inference_(cfg)
-        for layer, span in enumerate(self.decoder.spans, start=1):
+        for layer, span in enumerate(self.learned_spans(), start=1):
             tokens = span.tokens()
             logger.info(
                 "layer %d: attention spans %.0f tokens in the mean, %.0f at most, ramp included",
@@ -201,33 +178,9 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
                 tokens.max(),
             )
 
-    @classmethod
-    def check_options(cls, cfg: AllAttentionConfig) -> None:
-        """Refuse options that contradict each other or are out of range."""
-        check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
-        if not 0 <= cfg.span_init <= 1:
-            raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
-        if not 0 <= cfg.span_epsilon < 1:
-            raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
-        for name in ("span_init", "span_epsilon"):
-            value = getattr(cfg, name)
-            if value > 0 and not cfg.adaptive_span:
-                raise ValueError(f"{flag(name)} is {value}: it needs --adaptive-span")
-        if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
-            raise ValueError(
-                f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
-                f"--attention-span, {cfg.attention_span} tokens"
-            )
-        if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
-            raise ValueError(
-                f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: "
-                "there are none to place; leave the variant out, or give a number of vectors"
-            )
-        if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
-            raise ValueError(
-                f"--decoder-ffn-embed-dim is {cfg.decoder_ffn_embed_dim} with --persistent-variant "
-                "ff-attn, whose --persistent-vectors are the feed-forward sublayer: leave it out"
-            )
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, fitted to this model's largest span."""
+        return super().load_state_dict(self.fit_weights(state_dict), *args, **kwargs)
 
     def fit_weights(self, state_dict: dict) -> dict:
         """Fit weights of a model with another largest span, or with fixed spans, to this model.
@@ -235,7 +188,8 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         New distances get the vector of the farthest old one. Heads keep their spans, cut to the new
         largest span.
         """
-        spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
+        count = len(self.learned_spans())
+        spans = {f"decoder.network.layers.{i}.self_attn.span.value" for i in range(count)}
         if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
             raise ValueError(
                 "the checkpoint has learned attention spans, and this model has none: leave "
@@ -243,13 +197,14 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             )
         if spans and spans.isdisjoint(state_dict):
             # heads with a fixed span see all of it
-            values = (span.value for span in self.decoder.spans)
+            values = (span.value for span in self.learned_spans())
             opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))
             state_dict = {**state_dict, **opened}
-        trained = state_dict.get("decoder.positions.weight")
-        if trained is None or len(trained) == len(self.decoder.positions.weight):
+        vectors = "decoder.network.positions.weight"
+        trained, now = state_dict.get(vectors), len(self.decoder.network.positions.weight)
+        if trained is None or len(trained) == now:
             return state_dict
-        before, now = len(trained), len(self.decoder.positions.weight)
+        before = len(trained)
         logger.warning(
             "the checkpoint was trained with --attention-span %d, and here it is %d: its position "
             "vectors and learned spans are fitted; continue training with --reset-optimizer, or "
@@ -258,11 +213,35 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             now,
         )
         added = trained[-1:].expand(max(0, now - before), -1)
-        fitted = {**state_dict, "decoder.positions.weight": torch.cat([trained[:now], added])}
+        fitted = {**state_dict, vectors: torch.cat([trained[:now], added])}
         for name, value in state_dict.items():
             if name.endswith(".self_attn.span.value"):
                 fitted[name] = (value * before / now).clamp(max=1)
         return fitted
+
+
+def _check_attention(cfg: AllAttentionConfig) -> None:
+    """Refuse spans and persistent vectors that contradict each other or are out of range."""
+    check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
+    if not 0 <= cfg.span_init <= 1:
+        raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
+    if cfg.span_init > 0 and not cfg.adaptive_span:
+        raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
+    if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
+        raise ValueError(
+            f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
+            f"--attention-span, {cfg.attention_span} tokens"
+        )
+    if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
+        raise ValueError(
+            f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: "
+            "there are none to place; leave the variant out, or give a number of vectors"
+        )
+    if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
+        raise ValueError(
+            f"--decoder-ffn-embed-dim is {cfg.decoder_ffn_embed_dim} with --persistent-variant "
+            "ff-attn, whose --persistent-vectors are the feed-forward sublayer: leave it out"
+        )
 
 
 # The published all-attention and adaptive-span models: sizes, spans, dropouts (section 5.1).
@@ -345,4 +324,4 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-register_presets("all_attention_lm", PRESETS)
+register_presets("all_attention_lm", PRESETS, check_task)

@@ -6,7 +6,6 @@ Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from fairseq.utils import set_torch_seed
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -29,15 +27,13 @@ from fairseq_plugins.python_interface.scoring import (
 )
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.evaluation import loss_unit
-from fairseq_plugins.segment_language_model.generation import allow_unlikely_prompts, end_by_length
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.streams import RunningText
+from fairseq_plugins.segment_language_model.generation import adapt_generator
+from fairseq_plugins.segment_language_model.past import Past
+from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 
-# options of blocks that do not apply to text from Python, with their neutral values
-_OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}
-# default batch size for blocks
-_BLOCKS = 8
+# streams or rows that score_split reads at once, where batch_size is not given
+_ROWS = 8
 
 
 class LanguageModel(LoadedModel):
@@ -45,7 +41,8 @@ class LanguageModel(LoadedModel):
 
     A newline is ``</s>``, as at the ends of lines in fairseq's data. Another ``</s>``, which is not
     scored, comes before the text. ``unit`` says what a symbol is; ``tokens_per_sample`` and
-    ``extended_context`` are T and C, None for those of training.
+    ``extended_context`` are T and C, None for those of training. Segment models read on with their
+    past; models of fairseq's ``language_modeling`` read each segment with its context only.
     """
 
     def __init__(
@@ -61,43 +58,40 @@ class LanguageModel(LoadedModel):
         super().__init__(model, task)
         self.text = TextCoder(task.source_dictionary, lines, allow_unknown)
         self.unit = loss_unit(unit)
-        self.reads_streams = isinstance(task, SegmentLanguageModelingTask)
-        self._options = task.cfg if self.reads_streams else task.args
-        self.segment = self._options.tokens_per_sample
-        self.context = getattr(self._options, "extended_context", 0)
-        self.segment, self.context = self._choose_lengths(
-            tokens_per_sample, extended_context, self.model.max_positions()
-        )
+        self.has_past = isinstance(task, SegmentLanguageModelingTask)
+        options = task.cfg if self.has_past else task.args
+        for name, value in {"add_bos_token": False, "output_dictionary_size": -1}.items():
+            if getattr(options, name, value) != value:
+                raise ValueError(
+                    f"the model was trained with {flag(name)}, which text from Python does not "
+                    "support: use fairseq-eval-lm and fairseq-generate"
+                )
+        self.segment = options.tokens_per_sample
+        self.context = getattr(options, "extended_context", 0)
+        self.segment, self.context = self._choose_lengths(tokens_per_sample, extended_context)
 
-    def _choose_lengths(
-        self, segment: int | None, context: int | None, most: int
-    ) -> tuple[int, int]:
-        """Return T and C, by default the model's; check that they are at most ``most`` together."""
+    def _choose_lengths(self, segment: int | None, context: int | None) -> tuple[int, int]:
+        """Return T and C, by default the model's; check them against its positions and past."""
         segment = self.segment if segment is None else segment
         context = self.context if context is None else context
         check_at_least(1, tokens_per_sample=segment)
         check_at_least(0, extended_context=context)
-        if context > 0 and self.model.decoder.context.mem_len > 0:
-            raise ValueError(
-                f"extended_context is {context}, but the model's recurrence holds "
-                f"{self.model.decoder.context.mem_len} tokens already: leave it out, or give "
-                "mem_len=0"
-            )
-        if segment + context > most:
+        if self.has_past:
+            network = self.model.decoder.network
+            if context > 0 and network.mem_len > 0:
+                raise ValueError(
+                    f"extended_context is {context}, but the model's recurrence holds "
+                    f"{network.mem_len} tokens already: leave it out, or give mem_len=0"
+                )
+            most = getattr(network.absolute_positions, "max_positions", None)
+        else:
+            most = self.model.max_positions()
+        if most is not None and segment + context > most:
             raise ValueError(
                 f"tokens_per_sample is {segment} and extended_context {context}: the model has "
                 f"positions for {most} tokens, give no more together"
             )
         return segment, context
-
-    def check_blocks(self) -> None:
-        """Refuse a model whose blocks are not plain text."""
-        for name, value in _OF_BLOCKS.items():
-            if getattr(self._options, name, value) != value:
-                raise ValueError(
-                    f"the model was trained with {flag(name)}, which text from Python does not "
-                    "support: use fairseq-eval-lm and fairseq-generate"
-                )
 
     def score(self, text: str | Sequence[str], batch_size: int = 16) -> Score | list[Score]:
         """Score a text, or several independent ones, as fairseq-eval-lm scores one stream.
@@ -112,8 +106,8 @@ class LanguageModel(LoadedModel):
         order = sorted(range(len(tokens)), key=lambda number: -len(tokens[number]))
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
-            found = TextStream(self, len(batch)).read([tokens[number] for number in batch])
-            for number, losses in zip(batch, found, strict=True):
+            read = TextStream(self, len(batch)).read([tokens[number] for number in batch])
+            for number, losses in zip(batch, read, strict=True):
                 scores[number] = self.score_of(tokens[number], losses)
         return [scores[number] for number in range(len(tokens))]
 
@@ -133,58 +127,26 @@ class LanguageModel(LoadedModel):
         batch_size: int | None = None,
         tokens_per_sample: int | None = None,
         extended_context: int | None = None,
-        context_window: int = 0,
         max_tokens: int | None = None,
     ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
-        most = self.model.max_positions()
-        if self.reads_streams:
-            # only learned positions are limited
-            positions = getattr(self.model.decoder.absolute_positions, "max_positions", None)
-            most = 10**9 if positions is None else positions
-        segment, context = self._choose_lengths(tokens_per_sample, extended_context, most)
+        segment, context = self._choose_lengths(tokens_per_sample, extended_context)
         tokens = self._tokens(split)[:max_tokens]
-        if self.reads_streams:
-            if context_window > 0:
-                raise ValueError(
-                    f"context_window is {context_window}: a segment language model has its "
-                    "recurrence as context; leave it out"
-                )
-            self._options.tokens_per_sample, self._options.extended_context = segment, context
-            epoch = self.task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)
-            streams, rows = epoch.dataset.num_streams, len(epoch.dataset)
+        dictionary = self.text.dictionary
+        if not self.has_past:
+            rows = TokenStreams(tokens, dictionary, 1, segment, context)
+            step = batch_size or _ROWS
+            batches = (
+                rows.collater([rows[row] for row in range(first, min(first + step, len(rows)))])
+                for first in range(0, len(rows), step)
+            )
+            return tokens, batches, int
+        streams = TokenStreams(tokens, dictionary, batch_size or 1, segment, context)
+        return (
+            tokens,
+            StreamIterator(streams, 1, 0).next_epoch_itr(shuffle=False),
             # one stream's rows after another
-            return (
-                tokens,
-                epoch.next_epoch_itr(shuffle=False),
-                lambda row: row % streams * rows + row // streams,
-            )
-        if not 0 <= context_window < segment:
-            raise ValueError(
-                f"context_window is {context_window}: it is a part of tokens_per_sample, so it "
-                f"must be at least 0 and less than {segment}"
-            )
-        if max_tokens is not None:
-            raise ValueError(f"max_tokens is {max_tokens} for blocks of text: leave it out")
-        # as in fairseq-eval-lm, a block with its context is as long as a block alone
-        self._options.tokens_per_sample = segment - context_window
-        self.task.load_dataset(split)
-        batches = self.task.eval_lm_dataloader(
-            self.task.dataset(split),
-            max_tokens=None,
-            batch_size=batch_size or _BLOCKS,
-            max_positions=self.model.max_positions(),
-            num_workers=0,
-            data_buffer_size=0,
-            context_window=context_window,
+            lambda row: row % streams.num_streams * len(streams) + row // streams.num_streams,
         )
-        return tokens, batches, int
-
-    def _scored(self, target: Tensor) -> Tensor:
-        scored = super()._scored(target)
-        if getattr(self._options, "add_bos_token", False):
-            # this token is not in the split
-            scored &= target.ne(self.text.dictionary.bos())
-        return scored
 
     def generate(
         self, prompt: str | Sequence[str] = "", length: int = 100, **options: Any
@@ -225,7 +187,6 @@ class LanguageModel(LoadedModel):
             seed: seed of the draws; None continues torch's random numbers.
             stop_at_newline: stop at the end of the line, if it comes before ``length``.
         """
-        self.check_blocks()
         dictionary = self.text.dictionary
         sampling = sampling or top_k is not None or top_p is not None
         check_at_least(1, length=length, beam=beam, top_k=top_k)
@@ -260,40 +221,38 @@ class LanguageModel(LoadedModel):
             sampling_topp=top_p or -1.0,
             temperature=temperature,
             no_repeat_ngram_size=no_repeat_ngram_size,
+            sampling_seed=seed,
         )
         # <pad> never occurs, so that only the length ends a continuation
         end = {} if stop_at_newline else {"extra_gen_cls_kwargs": {"eos": dictionary.pad()}}
         generator = self.task.build_generator([self.model], options, **end)
-        if not stop_at_newline:
-            end_by_length(generator)
-        if sampling and not self.reads_streams:  # the segment task does this itself
-            allow_unlikely_prompts(generator)
+        if not self.has_past:  # the segment task does this itself
+            generator = adapt_generator(generator, seed)
         prefix = tokens.unsqueeze(0).to(self.device)
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
         lengths = source.new_tensor([source.size(1)])
         sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-        with nullcontext() if seed is None else set_torch_seed(int(seed)):
-            (found,) = generator.generate(
-                [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
-            )
-        return self._hypotheses(self.text, found)
+        (hypotheses,) = generator.generate(
+            [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
+        )
+        return self._hypotheses(self.text, hypotheses)
 
 
 class TextStream:
     """A text that a language model reads piece by piece and remembers, or B ``texts`` in parallel.
 
     Wherever the text is cut between two symbols, its pieces get the scores of the whole text: if a
-    piece ends within a segment, the next piece reads this segment again.
+    piece ends within a segment, the next piece reads this segment again, from the same past.
     """
 
     def __init__(self, model: LanguageModel, texts: int = 1) -> None:
-        model.check_blocks()
         self._model = model
-        self._recurrence = Recurrence()
         self._read_so_far = 0
+        # the past before the segment in which the text ended so far
+        self._past: Past | None = None
         # tokens that are read again, from token _first - 1 on; </s> is token -1
         self._first = 0
-        self._kept = torch.full((texts, 1), model.text.dictionary.eos())
+        self._tokens = torch.full((texts, 1), model.text.dictionary.eos())
 
     def __len__(self) -> int:
         return self._read_so_far
@@ -312,8 +271,9 @@ class TextStream:
         segment, context = self._model.segment, self._model.context
         pad = self._model.text.dictionary.pad()
         new = pad_sequence(texts, batch_first=True, padding_value=pad)
-        tokens = torch.cat([self._kept, new], dim=1).to(self._model.device)
+        tokens = torch.cat([self._tokens, new], dim=1).to(self._model.device)
         done, total = self._read_so_far, self._read_so_far + new.size(1)
+        past = self._past
         losses: list[list[Tensor]] = [[] for _ in texts]
         while done < total:
             start = done - done % segment
@@ -324,19 +284,19 @@ class TextStream:
             target = tokens[:, first - self._first + 1 : end - self._first + 1]
             scored = target.ne(pad)
             scored[:, : done - first] = False
-            features = self._features(source, start)
-            found = score_features(self._model.model, features, target, scored)
-            for part, row in zip(found.split(scored.sum(1).tolist()), losses, strict=True):
+            features, next_past = self._features(source, past)
+            if end == start + segment:
+                past = next_past
+            parts = score_features(self._model.model, features, target, scored)
+            for part, row in zip(parts.split(scored.sum(1).tolist()), losses, strict=True):
                 row.append(part)
             done = end
         last = max(0, total - total % segment - context)
-        self._kept, self._first = tokens[:, last - self._first :].cpu(), last
-        self._read_so_far = total
+        self._tokens, self._first = tokens[:, last - self._first :].cpu(), last
+        self._read_so_far, self._past = total, past
         return [torch.cat(row) for row in losses]
 
-    def _features(self, source: Tensor, start: int) -> Tensor:
-        if not self._model.reads_streams:
-            return self._model.model(source, features_only=True)[0]
-        recurrence = None if self._model.context > 0 else self._recurrence
-        decoder = self._model.model.decoder
-        return decoder.extract_features(source, recurrence=recurrence, start=start)[0]
+    def _features(self, source: Tensor, past: Past | None) -> tuple[Tensor, Past | None]:
+        if self._model.has_past:
+            return self._model.model.decoder.read(source, past)
+        return self._model.model(source, features_only=True)[0], None

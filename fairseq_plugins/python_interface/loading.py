@@ -1,6 +1,5 @@
 """Loads a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
 
-import math
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.configs import GenerationConfig
+from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -26,11 +26,10 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
 # options of the training's task that load() resets
-_OF_TRAINING = {
+_RESET = {
     "continue_past_eos": False,
     "dataset_impl": None,
     "eval_bleu": False,
-    "tokens_per_sample_valid": None,
 }
 
 
@@ -40,7 +39,6 @@ def load(
     *,
     tokens_per_sample: int | None = None,
     extended_context: int | None = None,
-    softmax_temperature: float = 1.0,
     unit: str | None = None,
     tokenizer: str | None = None,
     bpe: str | None = None,
@@ -55,9 +53,9 @@ def load(
         path: a checkpoint, or a folder with ``checkpoint_best.pt`` or ``checkpoint_last.pt``.
         data: the folder with ``dict.txt``, or with ``dict.LANGUAGE.txt`` for both languages; None
             for the checkpoint's folder or the data that the model was trained on.
-        tokens_per_sample: a language model's segment or block length; None for the training's.
-        extended_context: C of a segment language model; None for the training's.
-        softmax_temperature: for segment language models, as in fairseq-eval-lm.
+        tokens_per_sample: a language model's segment length; None for the training's.
+        extended_context: tokens that a language model reads before each segment, without a
+            recurrence; None for the training's.
         unit: "characters", "bytes", "words" or "subwords"; None for the unit in ``units.json``
             beside the dictionary, or words.
         tokenizer: fairseq's name of the tokenizer, such as ``moses``; None for the training's, or
@@ -70,25 +68,18 @@ def load(
     """
     file = find_checkpoint(Path(path))
     state = load_checkpoint_to_cpu(str(file))
-    of_task = options_of(state, "task")
-    kind = task_of(state, file)
+    task_options, kind = options_of(state, "task"), task_of(state, file)
     translates = issubclass(kind, TranslationTask)
-    segments = issubclass(kind, SegmentLanguageModelingTask)
-    for name, value, left_out, known in (
-        ("tokens_per_sample", tokens_per_sample, None, not translates),
-        ("extended_context", extended_context, None, segments),
-        ("softmax_temperature", softmax_temperature, 1, segments),
-    ):
-        if value != left_out and not known:
+    for name, value in {
+        "tokens_per_sample": tokens_per_sample,
+        "extended_context": extended_context,
+    }.items():
+        if value is not None and translates:
             raise ValueError(
-                f"{name} is {value}, but {file} holds a model of the task {of_task['_name']}, "
-                "which does not have this option: leave it out"
+                f"{name} is {value}, but {file} holds a translation model, which does not have "
+                "this option: leave it out"
             )
-    if not 0 < softmax_temperature < math.inf:
-        raise ValueError(
-            f"softmax_temperature is {softmax_temperature}: it must be above 0, and finite"
-        )
-    folder = find_data(file, data, {**of_task, **options}, translates)
+    folder = find_data(file, data, {**task_options, **options}, translates)
     units = read_units(folder)
     if unit is not None:
         check_unit(unit)
@@ -96,10 +87,8 @@ def load(
     steps, changed = _split_options(
         file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
     )
-    model, task = _load(file, folder, changed)
-    if segments:
-        model.softmax_temperature = softmax_temperature
-    _prepare(model, changed if segments else {})
+    model, task = _build(file, state, folder, changed)
+    _prepare(model, changed if issubclass(kind, SegmentLanguageModelingTask) else {})
     lines = build_lines(**steps, units=units, known=task.source_dictionary)
     if translates:
         return TranslationModel(model, task, lines)
@@ -143,18 +132,18 @@ def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 def find_data(
-    file: Path, given: str | os.PathLike | None, of_task: dict[str, Any], translates: bool
+    file: Path, given: str | os.PathLike | None, task_options: dict[str, Any], translates: bool
 ) -> Path:
     """Return the folder with a checkpoint's dictionaries, which is ``given`` or searched for.
 
     They may be beside the checkpoint, or in the data that its task was trained on.
     """
-    trained = str(of_task.get("data") or "").split(os.pathsep)[0]
+    trained = str(task_options.get("data") or "").split(os.pathsep)[0]
     places = [file.parent, *([Path(trained)] if trained else [])]
     if given is not None:
         places = [Path(given)]
     for place in places:
-        pair = of_task.get("source_lang"), of_task.get("target_lang")
+        pair = task_options.get("source_lang"), task_options.get("target_lang")
         if translates and None in pair and place.is_dir():
             pair = infer_language_pair(str(place))
         names = [f"dict.{language}.txt" for language in pair] if translates else ["dict.txt"]
@@ -174,7 +163,7 @@ def _split_options(
     units: Units,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of :func:`build_lines`, and the changed options of the model."""
-    of_task, of_model = options_of(state, "task"), options_of(state, "model")
+    task_options, model_options = options_of(state, "task"), options_of(state, "model")
     of_units: dict[str, Any] = {"source_lang": units.language, "target_lang": units.language}
     # subword_nmt and fastbpe, and sentencepiece
     of_units |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
@@ -191,15 +180,15 @@ def _split_options(
         # Moses takes its languages from the task
         for source in (
             of_units if names[kind] == getattr(units, kind) else {},
-            {option: value for option, value in of_task.items() if value is not None},
+            {option: value for option, value in task_options.items() if value is not None},
             saved if names[kind] == saved.get("_name") else {},
             given,
         ):
             options |= {option: source[option] for option in of_step & source.keys()}
-    if issubclass(TASK_REGISTRY[of_task["_name"]], SegmentLanguageModelingTask):
+    if issubclass(TASK_REGISTRY[task_options["_name"]], SegmentLanguageModelingTask):
         changeable = set(CHANGED_IN_EVALUATION)
     else:
-        changeable = {*of_task, *of_model} - {"_name", "data", "tokens_per_sample"}
+        changeable = {*task_options, *model_options} - {"_name", "data", "tokens_per_sample"}
     for option in given:
         if option not in known | changeable:
             raise ValueError(
@@ -211,13 +200,17 @@ def _split_options(
     return {**names, "options": options}, changed
 
 
-def _load(
-    file: Path, folder: Path, changed: dict[str, Any]
+def _build(
+    file: Path, state: dict[str, Any], folder: Path, changed: dict[str, Any]
 ) -> tuple[BaseFairseqModel, FairseqTask]:
-    overrides = {**changed, **_OF_TRAINING, "data": str(folder)}
+    """Build the model and task of a checkpoint's ``state``, with ``changed`` options."""
+    overrides = {**changed, **_RESET, "data": str(folder)}
+    if state.get("args") is not None:
+        vars(state["args"]).update(overrides)
+    if state.get("cfg") is not None:
+        overwrite_args_by_name(state["cfg"], overrides)
     try:
-        # fairseq reads the file safely, too
-        (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
+        (model,), _, task = load_model_ensemble_and_task([str(file)], state=state)
     except (RuntimeError, ValueError) as error:
         # torch's last line says which weights do not fit
         lines = str(error).splitlines()

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.evaluation import BITS
-from fairseq_plugins.segment_language_model.streams import load_tokens
+from fairseq_plugins.segment_language_model.split import load_tokens
 
 logger = logging.getLogger(__name__)
 # how many log-probabilities are computed at once: a large vocabulary takes much memory
@@ -120,11 +120,9 @@ def score_batches(
         for batch in batches:
             batch = move_to_cuda(batch, device=device)
             scored, net_input = wanted(batch), batch["net_input"]
-            if "recurrence" in net_input:
+            if "pasts" in net_input:
                 features, _ = model.decoder.extract_features(
-                    net_input["src_tokens"],
-                    recurrence=net_input["recurrence"],
-                    start=net_input["start"],
+                    net_input["src_tokens"], pasts=net_input["pasts"], start=net_input["start"]
                 )
             else:
                 features, _ = model(**net_input, features_only=True)
@@ -185,8 +183,8 @@ class LoadedModel:
         """Return the losses in nats of a binarized split's tokens in order, (N,) in fp32.
 
         ``before_batch`` gets each batch and a mask of the targets (B, T) that are scored. All
-        models take ``batch_size``, language models also ``tokens_per_sample``; streams take
-        ``extended_context`` and ``max_tokens``, blocks ``context_window``.
+        models take ``batch_size``, language models also ``tokens_per_sample``,
+        ``extended_context`` and ``max_tokens``.
         """
         tokens, batches, place = self._read_split(split, **options)
 

@@ -1,4 +1,4 @@
-"""Additions to fairseq's evaluation: units, softmax temperature, figures without line ends.
+"""Additions to fairseq's evaluation: units, checks of the targets, figures without line ends.
 
 The commands that prepare data write the kind of symbol into units.json, beside dict.txt. Some
 published perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
@@ -27,35 +27,24 @@ BITS, PERPLEXITY = "bits per character", "perplexity"
 IMPOSSIBLE_BIAS = -1e4
 
 
-def evaluate_probs(
-    probs: Tensor,
-    log_probs: bool,
-    sample: dict[str, Any] | None,
-    temperature: float,
-    dictionary: Dictionary,
-) -> Tensor:
-    """Apply the temperature to (log-)probabilities (B, T, V); check and tally the targets."""
-    scored = sample if log_probs else None
-    if scored is not None:
-        _check_targets(_of_targets(probs, scored["target"]), scored["target"], dictionary)
-    if temperature != 1:
-        # log-probabilities can replace scores: they differ by a constant for each token
-        scores = (probs if log_probs else probs.log()) / temperature
-        probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
-    if scored is not None and "tally" in scored:
-        scored["tally"].add(_of_targets(probs, scored["target"]), scored["target"])
-    return probs
+def check_and_tally(log_probs: Tensor, sample: dict[str, Any], dictionary: Dictionary) -> None:
+    """Check the targets' log-probabilities, of (B, T, V), and add them to the batch's tally."""
+    target = sample["target"]
+    target_log_probs = log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    _check_targets(target_log_probs, target, dictionary)
+    if "tally" in sample:
+        sample["tally"].add(target_log_probs, target)
 
 
-def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -> None:
+def _check_targets(target_log_probs: Tensor, target: Tensor, dictionary: Dictionary) -> None:
     """Refuse log-probabilities (B, T) of targets that are not finite, or of impossible symbols."""
-    if not of_targets.isfinite().all():
+    if not target_log_probs.isfinite().all():
         # fairseq-eval-lm would leave the token out of its average
         raise FloatingPointError(
             "the log-probability of a token is not finite: evaluate without --fp16, or look for "
             "NaN in the checkpoint"
         )
-    impossible = target[(of_targets < IMPOSSIBLE_BIAS / 2) & target.ne(dictionary.pad())]
+    impossible = target[(target_log_probs < IMPOSSIBLE_BIAS / 2) & target.ne(dictionary.pad())]
     if impossible.numel():
         symbols = sorted({dictionary[symbol] for symbol in impossible.tolist()})
         raise ValueError(
@@ -63,11 +52,6 @@ def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -
             "never predict: use only symbols of its vocabulary, and text without line ends for a "
             "model without </s>"
         )
-
-
-def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
-    """Pick the values for the tokens ``target`` (B, T) from ``log_probs`` (B, T, V)."""
-    return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 class TalliedBatches:

@@ -16,7 +16,7 @@ from fairseq.data import (
     NumelDataset,
     PadDataset,
 )
-from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.search import Sampling
 from torch import Tensor, nn
 
 # a log-probability, in nats, whose probability is not 0 in single precision
@@ -56,14 +56,33 @@ def prompt_targets(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tens
     return target.scatter(1, src_lengths.unsqueeze(1) - 1, dictionary.eos())
 
 
-def choose_prefix(
+def drop_empty_rows(sample: dict[str, Any]) -> list[int]:
+    """Take streams that have no token in this segment out of a batch; return the others' rows.
+
+    The batch changes in place, because fairseq-generate goes on to print its rows.
+    """
+    counts = sample.get("stream_tokens", [1] * len(sample["net_input"]["src_tokens"]))
+    rows = [row for row, count in enumerate(counts) if count > 0]
+    if len(rows) < len(counts):
+        net_input = sample["net_input"]
+        for tensors, names in ((sample, ("id", "target")), (net_input, net_input)):
+            for name in names:
+                if isinstance(tensors[name], Tensor):
+                    tensors[name] = tensors[name][rows]
+        for name in ("stream_tokens", "start_indices"):
+            sample[name] = [sample[name][row] for row in rows]
+        sample["nsentences"] = len(rows)
+    return rows
+
+
+def choose_prefixes(
     sample: dict[str, Any],
     prefix_tokens: Tensor | None,
     generator: Any,
     dictionary: Dictionary,
     continue_past_eos: bool,
 ) -> Tensor:
-    """Return the tokens (B, P) with which each generation begins.
+    """Return the tokens (B, P) with which each generation begins, padded on the right.
 
     They are prompts, segments, or the first tokens of segments (``--prefix-size``).
     """
@@ -85,70 +104,133 @@ def choose_prefix(
     return prefix_tokens
 
 
-def end_by_length(generator: Any) -> Any:
+@torch.no_grad()
+def continue_prompts(
+    generator: Any, models: Any, net_input: dict[str, Any], prefixes: Tensor, dictionary: Dictionary
+) -> list[list[dict[str, Tensor]]]:
+    """Return fairseq's hypotheses for each prompt of ``prefixes`` (B, P), padded on the right.
+
+    Prompts of one length are continued together, so that each gets what it gets alone.
+    """
+    lengths = prefixes.ne(dictionary.pad()).sum(1)
+    hypotheses: list[list[dict[str, Tensor]]] = [[] for _ in prefixes]
+    for length in lengths.unique().tolist():
+        rows = lengths.eq(length).nonzero().view(-1)
+        source_lengths = net_input["src_lengths"][rows]
+        source = net_input["src_tokens"][rows, : int(source_lengths.max())]
+        # --min-len counts what follows a prompt; fairseq counts the prompt, too
+        least = generator.min_new_tokens
+        generator.min_len = least + length if least > 1 else least
+        part = generator.generate(
+            models,
+            {"net_input": {"src_tokens": source, "src_lengths": source_lengths}},
+            prefix_tokens=prefixes[rows, :length],
+            bos_token=dictionary.eos(),
+        )
+        for row, hypotheses_of_row in zip(rows.tolist(), part, strict=True):
+            hypotheses[row] = hypotheses_of_row
+    return hypotheses
+
+
+def adapt_generator(generator: Any, seed: int | None = None) -> Any:
+    """Adapt fairseq's ``generator`` to prompts: their end, draws, repeats and least length.
+
+    With a ``seed``, draws come from a random generator of their own.
+    """
+    generator.min_new_tokens = generator.min_len
+    if seed is not None and isinstance(generator.search, Sampling):
+        generator.search = SeededSampling(generator.tgt_dict, generator.search, seed)
+    if generator.eos == generator.pad:
+        _end_by_length(generator)
+    if isinstance(generator.search, Sampling):
+        _allow_unlikely_prompts(generator)
+    if generator.repeat_ngram_blocker is not None:
+        size = generator.repeat_ngram_blocker.no_repeat_ngram_size
+        generator.repeat_ngram_blocker = NgramBlocker(size)
+    return generator
+
+
+def _end_by_length(generator: Any) -> None:
     """Let only length end fairseq's ``generator``, which waits for ``<pad>``.
 
     fairseq makes ``<pad>`` impossible; at the last step, where it must win, all other symbols too.
     """
     end = generator.eos
 
-    def free_end(log_probs: Tensor, *_: Any) -> None:
+    def free_end(log_probs: Tensor) -> None:
         of_end = log_probs[..., end]
         of_end.masked_fill_(log_probs.isneginf().all(-1), 0.0)
 
     generator.search = _AdjustedSearch(generator.search, free_end)
-    return generator
 
 
-def allow_unlikely_prompts(generator: Any) -> Any:
+def _allow_unlikely_prompts(generator: Any) -> None:
     """Let fairseq's ``generator`` sample after unlikely prompts.
 
     fairseq also samples the prompt's symbols, whose probability a low temperature would make 0.
     """
 
-    def keep_possible(log_probs: Tensor, *_: Any) -> None:
+    def keep_possible(log_probs: Tensor) -> None:
         low = _one_left(log_probs).unsqueeze(-1) & log_probs.isfinite() & (log_probs < _LEAST)
         log_probs.masked_fill_(low, _LEAST)
 
     generator.search = _AdjustedSearch(generator.search, keep_possible)
-    return generator
 
 
-def enforce_min_length(generator: Any) -> Any:
-    """Let ``--min-len`` count only what follows each prompt; fairseq counts the prompt too.
+class SeededSampling(Sampling):
+    """fairseq's ``sampling`` with one beam, whose draws depend on ``seed`` alone."""
 
-    The caller sets ``generator.prompt_lengths`` (B,) before generating.
+    def __init__(self, dictionary: Dictionary, sampling: Sampling, seed: int) -> None:
+        super().__init__(dictionary, sampling.sampling_topk, sampling.sampling_topp)
+        self.seed = seed
+        self.generator: torch.Generator | None = None
+
+    def step(
+        self, step: int, lprobs: Tensor, scores: Tensor | None, *unused: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw from log-probabilities (B, 1, V); return scores, symbols and beams, each (B, 1)."""
+        if step == 0:
+            self.generator = torch.Generator(lprobs.device).manual_seed(self.seed)
+        symbols = None
+        if self.sampling_topp > 0:
+            probs, symbols = self._sample_topp(lprobs)
+        elif self.sampling_topk > 0:
+            log_probs, symbols = lprobs.topk(self.sampling_topk)
+            probs = log_probs.exp()
+        else:
+            probs = lprobs.exp()
+        drawn = probs.squeeze(1).multinomial(1, replacement=True, generator=self.generator)
+        score = probs.squeeze(1).gather(1, drawn).log()
+        if symbols is not None:
+            drawn = symbols.squeeze(1).gather(1, drawn)
+        if step > 0 and scores is not None:
+            score = score + scores[:, :, step - 1]
+        return score, drawn, torch.zeros_like(drawn)
+
+
+class NgramBlocker(nn.Module):
+    """Forbids symbols that would repeat an n-gram, except in prompts and at the end.
+
+    fairseq's own reads the unused end of the token buffer on a CPU, and so blocks nothing.
     """
-    least, end = generator.min_len, generator.eos
-    if least > 1:
-        generator.min_len = 1
 
-        def go_on(log_probs: Tensor, step: int, rows: Tensor) -> None:
-            early = step - generator.prompt_lengths[rows] < least  # (B,)
-            early = early.unsqueeze(1) & ~_one_left(log_probs)
-            log_probs[..., end].masked_fill_(early, -torch.inf)
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
 
-        generator.search = _AdjustedSearch(generator.search, go_on)
-    return generator
-
-
-def _block_repeats(
-    block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
-) -> Tensor:
-    """Forbid symbols that would repeat an n-gram, except in prompts and at the end."""
-    before = block.no_repeat_ngram_size - 1
-    possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
-    for row in possible.nonzero().view(-1).tolist():
-        text = tokens[row, : step + 1].tolist()
-        last = text[len(text) - before :]
-        starts = range(len(text) - before)
-        banned = {text[i + before] for i in starts if text[i : i + before] == last}
-        log_probs[row, list(banned)] = -torch.inf
-    return log_probs
-
-
-# fairseq's own method reads the unused end of the token buffer, and so blocks nothing
-NGramRepeatBlock._no_repeat_ngram = _block_repeats
+    def forward(self, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int) -> Tensor:
+        """Return log-probabilities (B·K, V); the first step + 1 ``tokens`` (B·K, T) are set."""
+        possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
+        for row in possible.nonzero().view(-1).tolist():
+            text = tokens[row, : step + 1].tolist()
+            last = text[len(text) - self.size + 1 :]
+            banned = {
+                text[i + self.size - 1]
+                for i in range(len(text) - self.size + 1)
+                if text[i : i + self.size - 1] == last
+            }
+            log_probs[row, list(banned)] = -torch.inf
+        return log_probs
 
 
 def _one_left(log_probs: Tensor) -> Tensor:
@@ -179,5 +261,5 @@ class _AdjustedSearch(nn.Module):
         rows: Tensor | None = None,
     ) -> Any:
         """Choose the next symbols by log-probabilities (B, K, V), as fairseq's searches do."""
-        self.adjust(lprobs, step, rows)
+        self.adjust(lprobs)
         return self.search.step(step, lprobs, scores, tokens, rows)

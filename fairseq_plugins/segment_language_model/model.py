@@ -1,194 +1,197 @@
-"""The language model around a segment decoder.
+"""What the segment models share on fairseq's side: decoder, model, embeddings and output.
 
-:meth:`SegmentLanguageModel.build_model` assembles the model. A paper's subclass adds its own parts:
-how far back it reads, each layer's sublayers, positions, perhaps dropout and initial values.
+Each paper's ``build_model`` builds a :class:`.SegmentNetwork` and puts it between these parts.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
+from __future__ import annotations
+
 import ast
 import logging
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import torch
 from fairseq.data import Dictionary
-from fairseq.models import FairseqLanguageModel
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
-from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
-from fairseq_plugins.segment_language_model.attention import (
-    FeedForward,
-    RelativeAttention,
-    SegmentLayer,
-)
-from fairseq_plugins.segment_language_model.decoder import Context, SegmentDecoder
-from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
+from fairseq_plugins.segment_language_model.evaluation import check_and_tally
+from fairseq_plugins.segment_language_model.network import SegmentNetwork
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
-    check_config,
     parse_cutoffs,
 )
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.past import HiddenStates, Past
+
+if TYPE_CHECKING:
+    from fairseq_plugins.segment_language_model.streams import StreamPasts
 
 CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
 
 logger = logging.getLogger(__name__)
 
 
+class SegmentDecoder(FairseqIncrementalDecoder):
+    """Embeddings, network and output of a segment language model.
+
+    Args:
+        embed_tokens: maps tokens (B, T) to embeddings (B, T, d).
+        network: layers that read a segment and its past.
+        output: projection to V scores, or an adaptive softmax.
+        cfg: has the dropout rates, ``zero_memory`` and the length of a training segment.
+        dropout: class of the dropout of embeddings and output.
+        word_dropout: acts on the embeddings and sees their tokens.
+        embed_scale: factor of the embeddings.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embed_tokens: nn.Module,
+        network: SegmentNetwork,
+        output: nn.Module,
+        cfg: SegmentLanguageModelConfig,
+        dropout: type[nn.Module] = nn.Dropout,
+        word_dropout: nn.Module | None = None,
+        embed_scale: float | None = None,
+    ) -> None:
+        super().__init__(dictionary)
+        self.embed_tokens = embed_tokens
+        # √d for embeddings that start with variance 1/d
+        small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
+        default_scale = math.sqrt(cfg.decoder_embed_dim) if small else 1.0
+        self.embed_scale = default_scale if embed_scale is None else embed_scale
+        self.word_dropout = word_dropout
+        self.embed_dropout = dropout(cfg.embed_dropout)
+        self.network = network
+        self.output_dropout = dropout(cfg.output_dropout)
+        adaptive = isinstance(output, AdaptiveSoftmax)
+        self.adaptive_softmax = output if adaptive else None
+        self.output_projection = None if adaptive else output
+        self.zero_memory = cfg.zero_memory
+        # what a model without recurrence sees in generation, its length in training
+        self.segment = cfg.tokens_per_sample + cfg.extended_context
+        self.masks_padding = bool(cfg.memory_layers)
+
+    def forward(
+        self, prev_output_tokens: Tensor, encoder_out: None = None, **options: Any
+    ) -> tuple[Tensor, None]:
+        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None."""
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, **options)
+        return self.output_layer(features), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        pasts: StreamPasts | None = None,
+        start: int = 0,
+    ) -> tuple[Tensor, None]:
+        """Return the final representation (B, T, d); and None.
+
+        ``prev_output_tokens`` (B, T) are the segment at place ``start`` of the streams whose
+        ``pasts`` are read and extended, or, without them, a text of its own. In generation they
+        are all tokens so far, and fairseq's ``incremental_state`` has the past of all but the
+        new ones.
+        """
+        if incremental_state is not None:
+            past = incremental_state.get("past")
+            first = 0 if past is None else past.num_tokens
+            keep = self.network.mem_len or self.segment - 1
+            features, past = self.read(prev_output_tokens[:, first:], past, keep, first)
+            incremental_state["past"] = past
+        elif pasts is not None:
+            features, past = self.read(prev_output_tokens, pasts.before(self, start))
+            pasts.after(self, start, past)
+        else:
+            features, _ = self.read(prev_output_tokens, None, keep=0)
+        return features, None
+
+    def read(
+        self, tokens: Tensor, past: Past | None, keep: int | None = None, first_place: int = 0
+    ) -> tuple[Tensor, Past]:
+        """Read a segment (B, T); return the final representation (B, T, d) and the next past.
+
+        For the other arguments see :meth:`.SegmentNetwork.forward`.
+        """
+        # under autocast fairseq's adaptive input gives bands of different types, and fails
+        with torch.autocast(tokens.device.type, enabled=False):
+            x = self.embed_scale * self.embed_tokens(tokens)
+        if self.word_dropout is not None:
+            x = self.word_dropout(x, tokens)
+        if self.network.absolute_positions is not None:
+            x = self.network.absolute_positions.add_to_embeddings(x, first_place)
+        x = self.embed_dropout(x)
+        if past is None and self.zero_memory and self.network.mem_len > 0:
+            zeros = HiddenStates((x.new_zeros(x.size(0), self.network.mem_len, x.size(2)),))
+            past = Past((zeros,) * len(self.network.layers), 0)
+        x, past = self.network(x, past, keep, self._padding_mask(tokens), first_place)
+        return self.output_dropout(x), past
+
+    def _padding_mask(self, tokens: Tensor) -> Tensor | None:
+        """Return where ``tokens`` (B, T) are padding, if a memory has to know."""
+        if not self.masks_padding:
+            return None
+        padding_mask = tokens.eq(self.dictionary.pad())
+        # on an accelerator, reading the mask would make the host wait
+        if tokens.device.type == "cpu" and not padding_mask.any():
+            return None
+        return padding_mask
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Map (B, T, d) to scores (B, T, V); the loss applies an adaptive softmax itself."""
+        return features if self.output_projection is None else self.output_projection(features)
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Any], new_order: Tensor
+    ) -> None:
+        """Let beam i continue beam ``new_order[i]``."""
+        if "past" in incremental_state:
+            incremental_state["past"] = incremental_state["past"].select(new_order)
+
+    def max_positions(self) -> int:
+        """Return the most tokens that an input may have; relative positions set no limit."""
+        return 1_000_000_000 if self.network.absolute_positions is None else self.segment
+
+
 class SegmentLanguageModel(FairseqLanguageModel):
     """A language model over streams of text, read segment by segment.
 
-    ``added_sublayers`` builds another paper's sublayers from the options, as
-    :class:`.MemorySublayers` does. Evaluation logs ``summary``.
+    Evaluation logs ``summary``.
     """
-
-    decoder_class = SegmentDecoder
-    added_sublayers: type[Any]
 
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
         self.summary = summary
-        self.softmax_temperature = 1.0  # the task may set another for evaluation
-
-    @classmethod
-    def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
-        """Build the model for the task's dictionary."""
-        if isinstance(task, FairseqTask):
-            check_task(type(task))
-        dictionary = task.source_dictionary
-        check_config(cfg, dictionary)
-        cls.check_options(cfg)
-        dropout = cls.dropout_class(cfg)
-        mem_len = cls.recurrence_length(cfg)
-        if cfg.same_length and mem_len == 0:
-            raise ValueError(
-                "--same-length without recurrence leaves nothing to attend to: give --mem-len "
-                "(and no --extended-context), or leave --same-length out"
-            )
-        added = cls.added_sublayers(cfg)
-        # each part draws its initial values here, in this order
-        embed_tokens = build_embedding(cfg, dictionary)
-        layers: list[SegmentLayer] = []
-        for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
-            feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
-            layer = SegmentLayer(
-                cfg.decoder_embed_dim,
-                attention,
-                feed_forward,
-                dropout(cfg.dropout),
-                cfg.decoder_normalize_before,
-                added_sublayer,
-                cfg.layer_norm_epsilon,
-                added.parallel,
-            )
-            layers.append(layer)
-        output = build_output(cfg, dictionary, embed_tokens)
-        relative, absolute = cls.build_positions(cfg)
-        layer_norm = None
-        if cfg.decoder_normalize_before and not cfg.no_decoder_final_norm:
-            layer_norm = nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
-        # √d for embeddings that start with variance 1/d
-        small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
-        decoder = cls.decoder_class(
-            dictionary,
-            embed_tokens,
-            embed_scale=math.sqrt(cfg.decoder_embed_dim) if small else 1.0,
-            layers=layers,
-            output=output,
-            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
-            word_dropout=cls.build_word_dropout(cfg, dictionary),
-            embed_dropout=dropout(cfg.embed_dropout),
-            output_dropout=dropout(cfg.output_dropout),
-            positions=relative,
-            absolute_positions=absolute,
-            layer_norm=layer_norm,
-            checkpoint_activations=cfg.checkpoint_activations,
-        )
-        cls.initialise(decoder, cfg, dictionary)
-        summary = summarise(cfg, mem_len) + added.describe()
-        model = cls(decoder, f"{summary}, {cls.describe(cfg, mem_len)}")
-        added.finish(model)
-        attach_digest(model, task)
-        return model
-
-    # What a paper's model adds.
-
-    @classmethod
-    def check_options(cls, cfg: Any) -> None:
-        """Refuse options from which no model can be built."""
-
-    @classmethod
-    def recurrence_length(cls, cfg: Any) -> int:
-        """Return how many tokens before a segment the layers read."""
-        raise NotImplementedError
-
-    @classmethod
-    def build_sublayers(
-        cls, cfg: Any, mem_len: int
-    ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
-        """Yield each layer's attention and feed-forward sublayer, or None, in order."""
-        raise NotImplementedError
-
-    @classmethod
-    def build_positions(cls, cfg: Any) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the encodings of distances and of places in a segment, or None for either."""
-        raise NotImplementedError
-
-    @classmethod
-    def dropout_class(cls, cfg: Any) -> type[nn.Module]:
-        """Return the class of dropout for embeddings, sublayers and activations."""
-        return nn.Dropout
-
-    @classmethod
-    def build_word_dropout(cls, cfg: Any, dictionary: Dictionary) -> nn.Module | None:
-        """Return the dropout of whole words, or None."""
-        return None
-
-    @classmethod
-    def initialise(cls, decoder: SegmentDecoder, cfg: Any, dictionary: Dictionary) -> None:
-        """Replace initial values of the decoder."""
-
-    @classmethod
-    def describe(cls, cfg: Any, mem_len: int) -> str:
-        """Return what the log says about this model's own parts."""
-        raise NotImplementedError
-
-    @classmethod
-    def build_feed_forward(cls, cfg: SegmentLanguageModelConfig) -> FeedForward | None:
-        """Return a layer's feed-forward sublayer, or None."""
-        if cfg.decoder_ffn_embed_dim == 0:
-            return None
-        dropout = cls.dropout_class(cfg)(cfg.activation_dropout)
-        return FeedForward(cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout)
-
-    def fit_weights(self, state_dict: dict) -> dict:
-        """Return a checkpoint's weights, fitted to this model's options."""
-        return state_dict
 
     def forward(
         self,
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
-        recurrence: Recurrence | None = None,
-        start: int | None = None,
+        pasts: StreamPasts | None = None,
+        start: int = 0,
     ) -> tuple[Tensor, None]:
-        """Score what follows each token, as :meth:`.SegmentDecoder.extract_features` documents."""
-        return self.decoder(src_tokens, recurrence=recurrence, start=start)
+        """Score what follows each token, as :meth:`SegmentDecoder.extract_features` documents."""
+        return self.decoder(src_tokens, pasts=pasts, start=start)
 
     def get_normalized_probs(
         self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
     ) -> Tensor:
-        """Return (log-)probabilities (B, T, V) by :func:`.evaluate_probs`."""
-        temperature = self.softmax_temperature
-        # given targets, an adaptive softmax skips other clusters, which a temperature needs
-        probs = super().get_normalized_probs(
-            net_output, log_probs, sample if temperature == 1 else None
-        )
-        return evaluate_probs(probs, log_probs, sample, temperature, self.decoder.dictionary)
+        """Return (log-)probabilities (B, T, V); evaluation checks and tallies the targets."""
+        probs = super().get_normalized_probs(net_output, log_probs, sample)
+        if log_probs and sample is not None:
+            check_and_tally(probs, sample, self.decoder.dictionary)
+        return probs
+
+    def learned_spans(self) -> list[Any]:
+        """Return the attention spans that training learns, layer by layer; here []."""
+        return []
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Log the recurrence that the figures depend on, and check ``--model-overrides``.
@@ -196,28 +199,20 @@ class SegmentLanguageModel(FairseqLanguageModel):
         fairseq would ignore other overrides, or build another model than was trained.
         """
         super().prepare_for_inference_(cfg)
-        overrides = ast.literal_eval(cfg.common_eval.model_overrides)
-        for name in overrides:
+        for name in ast.literal_eval(cfg.common_eval.model_overrides):
             if name not in CHANGED_IN_EVALUATION:
                 raise ValueError(
                     f"--model-overrides names {name!r}, which evaluation cannot change: there are "
                     f"{', '.join(CHANGED_IN_EVALUATION)}"
                 )
-        temperature = self.softmax_temperature
-        tempered = "" if temperature == 1 else f", softmax temperature {temperature}"
-        logger.info("%s%s", self.summary, tempered)
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights, fitted to this model's options."""
-        fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
-        return super().load_state_dict(fitted, *args, **kwargs)
+        logger.info(self.summary)
 
 
-def check_task(task: type[FairseqTask]) -> None:
+def check_task(task: type) -> None:
     """Refuse a task that reads no streams: it keeps nothing of earlier segments."""
     if not getattr(task, "reads_streams", False):
         raise ValueError(
-            f"the task is {task.__name__}, which keeps no states of earlier segments, so its "
+            f"the task is {task.__name__}, which keeps no past of earlier segments, so its "
             "figures would be wrong: give --task segment_language_modeling"
         )
 
@@ -245,41 +240,59 @@ def build_output(
     cfg: SegmentLanguageModelConfig, dictionary: Dictionary, embed_tokens: nn.Module
 ) -> nn.Module:
     """Return the output projection (B, T, d) -> (B, T, V), or an adaptive softmax."""
-    if cfg.adaptive_softmax_cutoff is not None:
-        options = (
-            len(dictionary),
-            cfg.decoder_embed_dim,
-            parse_cutoffs(cfg, "adaptive_softmax", dictionary),
-            cfg.adaptive_softmax_dropout,
-            cfg.adaptive_softmax_factor,
-            embed_tokens if cfg.tie_adaptive_weights else None,
-            cfg.tie_adaptive_proj,
-        )
-        if cfg.output_bias:
-            head_projection = cfg.tie_adaptive_weights and cfg.adaptive_softmax_factor != 1
-            head_projection = head_projection and not cfg.no_adaptive_head_proj
-            output = BiasedAdaptiveSoftmax(*options, head_projection, cfg.tie_adaptive_head_proj)
-        else:
-            output = AdaptiveSoftmax(*options)
-        if cfg.tie_adaptive_proj and cfg.adaptive_softmax_factor == 1:
-            # the published models do not project bands as wide as the model
-            for band in [*embed_tokens.embeddings, *output.tail]:
-                band[1 if isinstance(band[0], nn.Embedding) else 0] = nn.Identity()
-        if cfg.no_adaptive_head_proj:
-            embed_tokens.embeddings[0][1] = nn.Identity()
-        return output
-    projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=cfg.output_bias)
-    if cfg.share_decoder_input_output_embed:
-        projection.weight = embed_tokens.weight
-    return projection
+    if cfg.adaptive_softmax_cutoff is None:
+        projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=cfg.output_bias)
+        if cfg.share_decoder_input_output_embed:
+            projection.weight = embed_tokens.weight
+        return projection
+    options = (
+        len(dictionary),
+        cfg.decoder_embed_dim,
+        parse_cutoffs(cfg, "adaptive_softmax", dictionary),
+        cfg.adaptive_softmax_dropout,
+        cfg.adaptive_softmax_factor,
+        embed_tokens if cfg.tie_adaptive_weights else None,
+        cfg.tie_adaptive_proj,
+    )
+    if cfg.output_bias:
+        head_projection = cfg.tie_adaptive_weights and cfg.adaptive_softmax_factor != 1
+        head_projection = head_projection and not cfg.no_adaptive_head_proj
+        output = BiasedAdaptiveSoftmax(*options, head_projection, cfg.tie_adaptive_head_proj)
+    else:
+        output = AdaptiveSoftmax(*options)
+    if cfg.tie_adaptive_proj and cfg.adaptive_softmax_factor == 1:
+        # the published models do not project bands as wide as the model
+        for band in [*embed_tokens.embeddings, *output.tail]:
+            band[1 if isinstance(band[0], nn.Embedding) else 0] = nn.Identity()
+    if cfg.no_adaptive_head_proj:
+        embed_tokens.embeddings[0][1] = nn.Identity()
+    return output
+
+
+def memory_builder(cfg: SegmentLanguageModelConfig) -> Callable[[int], nn.Module | None]:
+    """Return a function that builds the memory of a layer, by its number from 1, or None."""
+    if not cfg.memory_layers:
+        return lambda number: None
+    from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder
+
+    return MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)
+
+
+def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.Module | None:
+    """Return the norm of the last layer's output, which pre-norm networks have."""
+    if not cfg.decoder_normalize_before or cfg.no_decoder_final_norm:
+        return None
+    return nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
 
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
-    """Describe for the log what the figures depend on: recurrence, clamp, same length."""
+    """Describe for the log what the figures depend on: recurrence, clamp, same length, memories."""
     summary = (
         f"recurrence {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
     if cfg.zero_memory:
         summary += ", zero vectors at the start"
+    if cfg.memory_layers:
+        summary += f", product-key memories in layers {cfg.memory_layers}"
     return summary

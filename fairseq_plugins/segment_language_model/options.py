@@ -1,23 +1,19 @@
 """Options of the task and of all segment language models, and checks of their combinations."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
+from fairseq_plugins.fairseq_integration.memory_options import MemoryLayersOptions
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
-
-# In tokens. The cost grows with the square of the length; a longer segment would take hours.
-LONGEST_SEGMENT = 2**20
 
 
 def check_least(cfg: Any, least: Mapping[str, float]) -> None:
@@ -28,7 +24,7 @@ def check_least(cfg: Any, least: Mapping[str, float]) -> None:
             raise ValueError(f"{flag(name)} is {value!r}: it must be at least {bound}")
 
 
-_LEAST = {
+_LEAST: dict[str, float] = {
     "decoder_layers": 1,
     "decoder_embed_dim": 1,
     "decoder_attention_heads": 1,
@@ -37,6 +33,7 @@ _LEAST = {
     "clamp_len": 1,
     "adaptive_input_factor": 1,
     "adaptive_softmax_factor": 1,
+    "layer_norm_epsilon": 0,
 }
 # each first option needs the second one
 _NEEDS = (
@@ -55,7 +52,7 @@ _NEEDS = (
 
 
 @dataclass
-class SegmentLanguageModelConfig(FairseqDataclass):
+class SegmentLanguageModelConfig(MemoryLayersOptions):
     """Options that all segment language models have, with fairseq's names where it has them."""
 
     decoder_layers: int = option(6, "number of layers")
@@ -161,69 +158,65 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     extended_context: int = II("oc.select:task.extended_context,0")
 
 
-def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
-    """Refuse options from which no model can be built."""
+def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_len: int) -> None:
+    """Refuse options from which no model can be built; ``mem_len`` is the recurrence."""
     check_least(cfg, _LEAST)
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
+    if cfg.same_length and mem_len == 0:
+        raise ValueError(
+            "--same-length without recurrence leaves nothing to attend to: give --mem-len "
+            "(and no --extended-context), or leave --same-length out"
+        )
+    if cfg.extended_context > 0 and mem_len > 0:
+        raise ValueError(
+            f"--extended-context is {cfg.extended_context} for a model with a recurrence of "
+            f"{mem_len} tokens, which would hold them twice: leave it out, or give --mem-len 0 "
+            "(in evaluation: --model-overrides \"{'mem_len': 0}\")"
+        )
     for name in SegmentLanguageModelConfig.__dataclass_fields__:
         if name.endswith("dropout") and not 0 <= getattr(cfg, name) < 1:
             raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it must be in [0, 1)")
-    if not cfg.layer_norm_epsilon > 0:
-        raise ValueError(f"--layer-norm-epsilon is {cfg.layer_norm_epsilon}: it must be above 0")
     for name, needed in _NEEDS:
         if getattr(cfg, name) and not getattr(cfg, needed):
             raise ValueError(f"{flag(name)} needs {flag(needed)}: give both, or neither")
     _check_tied(cfg)
-    _check_weights(cfg, len(dictionary))
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
 
 
-def _check_weights(cfg: SegmentLanguageModelConfig, symbols: int) -> None:
-    """Refuse weights that are far larger than this machine's memory."""
-    if not hasattr(os, "sysconf") or torch.empty(0).device.type == "meta":
-        return
-    width, inner, layers = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_layers
-    # attention's projections and feed-forward sublayers, in single precision, as they are built
-    size = 4 * layers * width * (4 * width + 2 * inner)
-    if not cfg.adaptive_input:
-        size += 4 * symbols * width
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # there may be swap
-    if size > 4 * memory:
-        raise ValueError(
-            f"--decoder-layers is {layers}, --decoder-embed-dim {width} and "
-            f"--decoder-ffn-embed-dim {inner}: the weights take {size / 2**30:,.0f} GiB, and this "
-            f"machine has {memory / 2**30:,.0f}; give smaller sizes"
-        )
-
-
 def _check_tied(cfg: SegmentLanguageModelConfig) -> None:
-    adaptive_softmax = cfg.adaptive_softmax_cutoff is not None
-    if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or adaptive_softmax):
-        raise ValueError(
+    adaptive = cfg.adaptive_input or cfg.adaptive_softmax_cutoff is not None
+    refusals = (
+        (
+            cfg.share_decoder_input_output_embed and adaptive,
             "--share-decoder-input-output-embed ties plain embeddings: for adaptive input and "
-            "softmax give --tie-adaptive-weights instead"
-        )
-    if cfg.tie_adaptive_head_proj and cfg.adaptive_softmax_factor == 1:
-        raise ValueError(
+            "softmax give --tie-adaptive-weights instead",
+        ),
+        (
+            cfg.tie_adaptive_head_proj and cfg.adaptive_softmax_factor == 1,
             "--tie-adaptive-head-proj with --adaptive-softmax-factor 1: bands as wide as the model "
-            "have no projections to tie; leave the option out"
-        )
-    if cfg.no_adaptive_head_proj and cfg.tie_adaptive_head_proj:
-        raise ValueError(
-            "--no-adaptive-head-proj with --tie-adaptive-head-proj: leave one of them out"
-        )
-    if cfg.tie_adaptive_weights:
-        for what in ("cutoff", "factor"):
-            of_input = getattr(cfg, f"adaptive_input_{what}")
-            of_softmax = getattr(cfg, f"adaptive_softmax_{what}")
-            if of_input != of_softmax:
-                raise ValueError(
-                    f"--tie-adaptive-weights needs the same --adaptive-input-{what} and "
-                    f"--adaptive-softmax-{what}, not {of_input} and {of_softmax}"
-                )
+            "have no projections to tie; leave the option out",
+        ),
+        (
+            cfg.no_adaptive_head_proj and cfg.tie_adaptive_head_proj,
+            "--no-adaptive-head-proj with --tie-adaptive-head-proj: leave one of them out",
+        ),
+        *(
+            (
+                cfg.tie_adaptive_weights
+                and getattr(cfg, f"adaptive_input_{what}")
+                != getattr(cfg, f"adaptive_softmax_{what}"),
+                f"--tie-adaptive-weights needs the same --adaptive-input-{what} and "
+                f"--adaptive-softmax-{what}, not {getattr(cfg, f'adaptive_input_{what}')} and "
+                f"{getattr(cfg, f'adaptive_softmax_{what}')}",
+            )
+            for what in ("cutoff", "factor")
+        ),
+    )
+    for refused, message in refusals:
+        if refused:
+            raise ValueError(message)
 
 
 def parse_cutoffs(cfg: SegmentLanguageModelConfig, part: str, dictionary: Dictionary) -> list[int]:
@@ -290,27 +283,10 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
         "in turn",
     )
     tokens_per_sample: int = option(512, "segment length: number of tokens computed at once")
-    segment_jitter: int = option(
-        0,
-        "standard deviation of the length of training segments, in tokens (published for Penn "
-        "Treebank: 5; 0: all alike). Lengths vary around --tokens-per-sample, or, for one segment "
-        "in twenty, around half of it, from 5 tokens to three deviations above --tokens-per-sample",
-    )
     extended_context: int = option(
         0,
         "number of tokens before each segment that are read again and not scored: the context of "
         "models without recurrence (--mem-len 0)",
-    )
-    tokens_per_sample_valid: Optional[int] = option(
-        None,
-        "segment length in validation, at most --tokens-per-sample; the difference is added to the "
-        "recurrence, or to the extended context of models without recurrence (default: as in "
-        "training)",
-    )
-    softmax_temperature: float = option(
-        1.0,
-        "divisor of the scores before the softmax, in evaluation; the published Transformer-XL "
-        "uses 1.08 on Penn Treebank",
     )
     batch_split: int = option(
         1,
@@ -342,17 +318,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     """Check the task's own options, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-    check_least(cfg, {"tokens_per_sample": 1, "segment_jitter": 0, "extended_context": 0})
-    if not 0 < cfg.softmax_temperature < math.inf:
-        raise ValueError(
-            f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0, and finite"
-        )
-    valid = cfg.tokens_per_sample_valid
-    if valid is not None and not 1 <= valid <= cfg.tokens_per_sample:
-        raise ValueError(
-            f"--tokens-per-sample-valid is {valid}: it must be at least 1, and at most "
-            f"--tokens-per-sample, {cfg.tokens_per_sample}"
-        )
+    check_least(cfg, {"tokens_per_sample": 1, "extended_context": 0, "batch_split": 1})
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
     if not os.path.isfile(path):
         inside = os.path.join(os.path.dirname(path), "bin")
@@ -362,26 +328,3 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
             f"wrote{hint}"
         )
     return path
-
-
-def check_streams(streams: int, num_shards: int, tokens: int) -> None:
-    """Refuse more streams per worker than the split has tokens for."""
-    if streams < 1:
-        raise ValueError(f"--batch-size is {streams}: it must be at least 1")
-    if streams * num_shards > tokens:
-        workers = f" with {num_shards} workers" if num_shards > 1 else ""
-        raise ValueError(
-            f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
-            f"streams of a split with {tokens} tokens; use at most {tokens // num_shards} (for "
-            "validation: --batch-size-valid)"
-        )
-
-
-def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:
-    """Refuse a segment length, given by ``option``, that no machine can compute at once."""
-    longest = min(segment_length, tokens // max(1, streams))
-    if longest > LONGEST_SEGMENT:
-        raise ValueError(
-            f"{option} is {segment_length}: that makes segments of {longest:,} tokens, "
-            f"each computed at once; give at most {LONGEST_SEGMENT:,}"
-        )

@@ -22,11 +22,8 @@ from torch.utils._pytree import tree_map_only
 class LayerPast(Protocol):
     """What one layer keeps of the last S tokens (``length``) of B streams (``streams``)."""
 
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def streams(self) -> int: ...
+    length: int
+    streams: int
 
     def last(self, length: int) -> LayerPast:
         """Return the last ``length`` tokens, or all if there are fewer."""

@@ -1,4 +1,4 @@
-"""A split of binarized text as parallel streams, cut into segments.
+"""A split as parallel streams, cut into segments, with the pasts of the streams.
 
 The split is cut into S consecutive streams, whose lengths differ by at most one token, and each
 stream into segments of T tokens, the last one shorter. So every token is predicted exactly once:
@@ -11,198 +11,32 @@ segment, K segments of a stream, C tokens of extended context.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
-import os
-import struct
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset, data_utils
-from fairseq.data.indexed_dataset import (
-    MMapIndexedDataset,
-    _code_to_dtype,
-    data_file_path,
-    index_file_path,
-)
-from torch import Tensor
+import torch.distributed as dist
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator
+from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.dictionaries import count_symbol, log_unknown
-
-# tokens to compare at once: comparing a billion would take gigabytes
-SCANNED = 2**24
-# Jittered segments: the probability of half the length, the fewest tokens, and the most deviations
-# by which a segment may exceed --tokens-per-sample.
-_HALF_AS_LONG, _SHORTEST, _DEVIATIONS = 0.05, 5, 3
+from fairseq_plugins.segment_language_model.past import HiddenStates, Past
+from fairseq_plugins.segment_language_model.split import ShuffledSentences
 
 logger = logging.getLogger(__name__)
 
 
-def load_tokens(
-    split_path: str, dictionary: Dictionary, dataset_impl: str | None = None, combine: bool = False
-) -> np.ndarray:
-    """Return the tokens (N,) of a split, such as ``data-bin/train``, memory-mapped if possible.
-
-    ``combine`` appends ``train1``, ``train2``, ….
-    """
-    parts = []
-    for number in itertools.count():
-        path = split_path + (str(number) if number else "")
-        if (part := _load_part(path, dictionary, dataset_impl)) is None:
-            break
-        parts.append(part)
-        if not combine:
-            break
-    if not parts:
-        raise FileNotFoundError(
-            f"no data at {split_path}.bin: name the folder that fairseq-preprocess wrote, and a "
-            "split that it has"
-        )
-    tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if tokens.size == 0:
-        raise ValueError(f"the split {split_path} is empty: binarize a text with at least one line")
-    pieces = _pieces(tokens)
-    largest = max(int(piece.max()) for piece in pieces)
-    if largest >= len(dictionary):
-        raise ValueError(
-            f"the split {split_path} holds symbol number {largest}, but dict.txt has only "
-            f"{len(dictionary)} symbols: use the dict.txt that the split was binarized with"
-        )
-    if any((piece == dictionary.pad()).any() for piece in pieces):
-        raise ValueError(
-            f"the split {split_path} holds {dictionary[dictionary.pad()]}, which fairseq takes for "
-            "padding and would not score: replace that word in the text and binarize it again"
-        )
-    return tokens
-
-
-def _check_index(path: str) -> None:
-    """Refuse a damaged index; fairseq would fail on it and leave files open."""
-    if not os.path.isfile(path):
-        raise ValueError("it is not a file")
-    start = struct.Struct("<9sQBQ")
-    with open(path, "rb") as file:
-        read = file.read(start.size)
-    if read.startswith(MMapIndexedDataset.Index._HDR_MAGIC):
-        _, version, kind, sentences = start.unpack(read)
-        # each sentence has a length in 4 bytes and a place in 8
-        right, found = start.size + 12 * sentences, os.path.getsize(path)
-        if version != 1 or kind not in _code_to_dtype or found != right:
-            raise ValueError(f"version {version}, number type {kind}, {found} of {right} bytes")
-
-
-def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
-    if os.path.exists(data_file_path(path)) and os.path.getsize(data_file_path(path)) == 0:
-        return np.empty(0, dtype=np.int64)
-    try:
-        if os.path.exists(index_file_path(path)):
-            _check_index(index_file_path(path))
-        dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
-        if dataset is None:
-            return None
-        mapped = isinstance(dataset, MMapIndexedDataset)
-        index = MMapIndexedDataset.Index(index_file_path(path)) if mapped else None
-    except (AssertionError, AttributeError, KeyError, ValueError, struct.error) as error:
-        raise ValueError(
-            f"the split {path} has an index, {path}.idx, that is cut short or damaged ({error}); "
-            "binarize the text again"
-        ) from error
-    if index is not None:
-        # fairseq copies a sentence, perhaps the whole split, at each access
-        if os.path.getsize(data_file_path(path)) != index.sizes.sum() * index.dtype().itemsize:
-            raise ValueError(
-                f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
-                "binarize the text again"
-            )
-        return np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
-    if dataset.supports_prefetch:
-        dataset.prefetch(range(len(dataset)))
-    tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
-    log_unknown(count_symbol(tokens, dictionary.unk()), len(tokens), path)
-    return tokens
-
-
-def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
-    return [tokens[i : i + SCANNED] for i in range(0, len(tokens), SCANNED)]
-
-
-class Jitter(NamedTuple):
-    """How the lengths of segments vary.
-
-    Merity, Keskar and Socher 2017 (AWD-LSTM, arXiv:1708.02182), "variable length backpropagation
-    sequences", with a constant learning rate as in the published Transformer-XL. Seed and epoch fix
-    the lengths, for all workers and for a resumed run.
-    """
-
-    deviation: int
-    seed: int
-    epoch: int
-
-    def draw_starts(self, length: int, segment_length: int) -> np.ndarray:
-        """Return where the K segments of ``length`` tokens start and where the last one ends."""
-        shortest = min(_SHORTEST, segment_length)
-        longest = longest_segment(segment_length, self.deviation)
-        generator = np.random.default_rng([self.seed, self.epoch])
-        count = -(-length // shortest)
-        halved = generator.random(count) < _HALF_AS_LONG
-        around = np.where(halved, segment_length / 2, segment_length)
-        drawn = generator.normal(around, self.deviation).astype(np.int64)
-        ends = drawn.clip(shortest, longest).cumsum()
-        return np.concatenate([[0], ends[: int(ends.searchsorted(length)) + 1]])
-
-
-def longest_segment(segment_length: int, deviation: int) -> int:
-    """Return the most tokens that a jittered segment may have."""
-    return segment_length + _DEVIATIONS * deviation
-
-
-class ShuffledSentences:
-    """The tokens (N,) of a split with its sentences, each up to ``eos``, in random order."""
-
-    def __init__(self, tokens: np.ndarray, eos: int, seed: list[int]) -> None:
-        self._tokens = tokens
-        inner = [
-            np.flatnonzero(piece == eos) + number * SCANNED + 1
-            for number, piece in enumerate(_pieces(tokens[:-1]))
-        ]
-        starts = np.concatenate([[0], *inner])
-        if len(starts) == 1:
-            raise ValueError(
-                "--shuffle-sentences: the training part is one sentence, without </s> inside; "
-                "leave the option out"
-            )
-        lengths = np.diff(starts, append=len(tokens))
-        order = np.random.default_rng(seed).permutation(len(starts))
-        # each sentence's end in the new order, and the shift from there to the old order
-        self._ends = lengths[order].cumsum()
-        self._shifts = starts[order] + lengths[order] - self._ends
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, wanted: slice) -> np.ndarray:
-        begin, end, _ = wanted.indices(len(self))
-        parts = [self._tokens[:0]]
-        number = int(self._ends.searchsorted(begin, side="right"))
-        while begin < end:
-            stop, shift = min(end, int(self._ends[number])), int(self._shifts[number])
-            parts.append(self._tokens[begin + shift : stop + shift])
-            begin, number = stop, number + 1
-        return np.concatenate(parts)
-
-
 class RunningText(FairseqDataset):
-    """The tokens (N,) of a split; ``shuffled`` gives each epoch another order of sentences.
+    """The tokens (N,) of a split; ``shuffled`` gives each epoch another order of sentences."""
 
-    ``jitter`` is the standard deviation of segment lengths.
-    """
-
-    def __init__(self, tokens: np.ndarray, shuffled: bool = False, jitter: int = 0) -> None:
+    def __init__(self, tokens: np.ndarray, shuffled: bool = False) -> None:
         super().__init__()
         self.tokens = tokens
         self.shuffled = shuffled
-        self.jitter = jitter
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -227,7 +61,6 @@ class TokenStreams(FairseqDataset):
         segment_length: int,
         extended_context: int = 0,
         shuffled_with: int | None = None,
-        jitter: Jitter | None = None,
     ) -> None:
         super().__init__()
         self.tokens = tokens
@@ -237,27 +70,17 @@ class TokenStreams(FairseqDataset):
         self.segment_length = segment_length
         self.extended_context = extended_context
         self.shuffled_with = shuffled_with
-        self.jitter = jitter
         # the first N mod S streams are a token longer
         self._length, self._longer = divmod(len(tokens), num_streams)
         longest = self._length + (self._longer > 0)
         self.num_segments = -(-longest // segment_length)
-        if jitter is not None:
-            self._starts = jitter.draw_starts(longest, segment_length)
-            self.num_segments = len(self._starts) - 1
-
-    def segment_start(self, segment: int) -> int:
-        """Return how many tokens of each stream come before a segment (0 to K)."""
-        if self.jitter is None:
-            return segment * self.segment_length
-        return int(self._starts[segment])
 
     def segment_bounds(self, segment: int, stream: int) -> tuple[int, int]:
         """Return a segment's first token and end in the split."""
         first = stream * self._length + min(stream, self._longer)
         last = first + self._length + (stream < self._longer)
-        begin, end = (first + self.segment_start(number) for number in (segment, segment + 1))
-        return min(begin, last), min(end, last)
+        begin = first + segment * self.segment_length
+        return min(begin, last), min(begin + self.segment_length, last)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
@@ -278,7 +101,7 @@ class TokenStreams(FairseqDataset):
         """Return a batch (B, T), with shorter segments padded on the right.
 
         All workers' batches are as wide as the segment of the first stream, the longest one, so
-        that their recurrences fit together.
+        that their pasts fit together.
         """
         first = samples[0]["id"] // self.num_streams * self.num_streams
         width = self.num_tokens(first) + self.extended_context
@@ -324,18 +147,14 @@ class TokenStreams(FairseqDataset):
         layout = f"{len(self.tokens):,} tokens in {_streams(self.num_streams)}"
         if self.shuffled_with is not None:
             layout += f", sentences shuffled with seed {self.shuffled_with}"
-        if self.jitter is not None:
-            deviation, seed, _ = self.jitter
-            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
         return f"{layout}, segments of {self.segment_length} tokens"
 
-    def log_layout(self, num_shards: int, shard_id: int, longer_recurrence: int = 0) -> None:
+    def log_layout(self, num_shards: int, shard_id: int) -> None:
         """Log the layout of the text and the streams of worker ``shard_id``."""
         logger.info(
-            "%s%s%s; worker %d of %d has %s",
+            "%s%s; worker %d of %d has %s",
             self.describe(),
             f" after {self.extended_context} of context" if self.extended_context else "",
-            f", recurrence longer by {longer_recurrence}" if longer_recurrence else "",
             shard_id + 1,
             num_shards,
             _streams(self.num_streams // num_shards),
@@ -350,3 +169,217 @@ class TokenStreams(FairseqDataset):
 
 def _streams(number: int) -> str:
     return f"{number} stream" if number == 1 else f"{number} streams"
+
+
+class StreamPasts:
+    """The pasts of a worker's streams in one pass over data.
+
+    The pass owns it and hands it out with each batch; a decoder (of an ensemble, each its own)
+    takes the past before a segment and gives back the past after it. A segment that runs again,
+    after an overflow, starts from the same past as before.
+    """
+
+    def __init__(self, restored: Past | None = None) -> None:
+        self._restored = restored
+        # by decoder: its latest segment's start, and the pasts before and after that segment
+        self._latest: dict[nn.Module, tuple[int, Past | None, Past | None]] = {}
+        self._parts: list[StreamPasts] = []
+        self._gathered: dict[str, Any] | None = None
+
+    def before(self, decoder: nn.Module, start: int) -> Past | None:
+        """Return the decoder's past before the segment at ``start``; None for an empty one."""
+        latest = self._latest.get(decoder)
+        past = self._restored if latest is None else latest[2]
+        if latest is not None and start == latest[0]:
+            past = latest[1]
+        elif start != (end := 0 if past is None else past.num_tokens):
+            if start < end:
+                past = None
+            logger.warning(
+                "the segment at token %d follows token %d (a batch was skipped, or runs again): %s",
+                start,
+                end,
+                "it starts with an empty recurrence" if past is None else "the recurrence goes on",
+            )
+        self._latest[decoder] = start, past, past
+        return past
+
+    def after(self, decoder: nn.Module, start: int, past: Past) -> None:
+        """Store the decoder's past after the segment at ``start``."""
+        _, before, _ = self._latest[decoder]
+        # read on from the end of this segment, even if a batch before it was skipped
+        past = dataclasses.replace(past, num_tokens=start + past.num_tokens - _end(before))
+        self._latest[decoder] = start, before, past
+        self._gathered = None
+
+    def split(self, sizes: list[int]) -> list[StreamPasts]:
+        """Return the pasts of the first ``sizes[0]`` streams, of the next ``sizes[1]``, ….
+
+        They hold the pasts from now on, and :meth:`state_dict` joins them. A pass is split before
+        its first segment, and always in the same way.
+        """
+        if not self._parts:
+            for first, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
+                streams = torch.arange(first, first + size)
+                past = None if self._restored is None else self._restored.select(streams)
+                self._parts.append(StreamPasts(past))
+        self._gathered = None
+        return self._parts
+
+    def _training_pasts(self) -> list[Past]:
+        """Return each part's past of the training model; [] if a part has none yet."""
+        if self._parts:
+            pasts = [past for part in self._parts for past in part._training_pasts()]
+            return pasts if len(pasts) == len(self._parts) else []
+        latest = next(iter(self._latest.values()), None)
+        past = self._restored if latest is None else latest[2]
+        return [] if past is None else [past]
+
+    def gather(self, group: Any = None) -> None:
+        """Send all workers' pasts to worker 0, which writes checkpoints; every worker calls it."""
+        pasts = self._training_pasts()
+        if not pasts:
+            return
+        rank, workers = dist.get_rank(group), dist.get_world_size(group)
+
+        def gathered(tensor: Tensor) -> Tensor:
+            tensor = tensor.contiguous()
+            parts = [torch.empty_like(tensor) for _ in range(workers)] if rank == 0 else None
+            dist.gather(tensor, parts, dst=0, group=group)
+            return tensor if parts is None else torch.cat([part.cpu() for part in parts])
+
+        state = _as_state_dict(pasts, gathered)
+        self._gathered = state if rank == 0 else None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the training model's past as plain containers on the CPU.
+
+        Returns None if there is none, or if other workers' pasts were not gathered.
+        """
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            return self._gathered
+        pasts = self._training_pasts()
+        if not pasts or not all(isinstance(s, HiddenStates) for p in pasts for s in p.layers):
+            return None
+        return _as_state_dict(
+            pasts, lambda tensor: torch.empty_like(tensor, device="cpu").copy_(tensor)
+        )
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], shard_id: int, num_shards: int) -> StreamPasts:
+        """Return this worker's part of the pasts of all ``num_shards`` workers."""
+        # (B of all workers, S, d) -> (B, S, d)
+        parts = (hidden.chunk(num_shards)[shard_id] for hidden in state["layers"])
+        return cls(Past(tuple(HiddenStates((part.clone(),)) for part in parts), state["end"]))
+
+
+def _end(past: Past | None) -> int:
+    return 0 if past is None else past.num_tokens
+
+
+def _as_state_dict(pasts: list[Past], copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Join the pasts of all parts of the streams, each tensor copied by ``copy``."""
+    layers = []
+    for states in zip(*(past.layers for past in pasts), strict=True):
+        # lengths differ only if an update failed between two parts
+        length = min(state.length for state in states)
+        parts = [state.last(length).hidden for state in states]
+        layers.append(copy(parts[0] if len(parts) == 1 else torch.cat(parts)))
+    return {"end": pasts[0].num_tokens, "layers": layers}
+
+
+class _BatchesWithPasts(CountingIterator):
+    """Add the pasts, and the segment's place in the streams, to each batch's ``net_input``."""
+
+    def __init__(self, batches: CountingIterator, pasts: StreamPasts, segment_length: int) -> None:
+        super().__init__(batches, total=len(batches))
+        self.pasts = pasts
+        self.segment_length = segment_length
+
+    def __next__(self) -> dict[str, Any]:
+        start = self.n * self.segment_length
+        batch = super().__next__()
+        batch["net_input"] |= {"pasts": self.pasts, "start": start}
+        return batch
+
+    def take(self, n: int) -> _BatchesWithPasts:
+        """Stop after at most ``n`` batches."""
+        self.total = min(self.total, n)
+        return self
+
+
+class StreamIterator(EpochBatchIterator):
+    """fairseq's epoch iterator over :class:`TokenStreams`: segments in order, with their pasts.
+
+    Each pass starts with empty pasts. A checkpoint in mid-epoch saves them, so that a resumed run
+    goes on as if it had not stopped. ``dataset`` holds the streams of all workers.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenStreams,
+        num_shards: int,
+        shard_id: int,
+        save_pasts: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=dataset.batches(num_shards),
+            num_shards=num_shards,
+            shard_id=shard_id,
+            disable_shuffling=True,
+            **options,
+        )
+        dataset.log_layout(num_shards, shard_id)
+        self.save_pasts = save_pasts
+        self.pasts = StreamPasts()
+
+    def _get_iterator_for_epoch(
+        self, epoch: int, shuffle: bool, fix_batches_to_gpus: bool = False, offset: int = 0
+    ) -> _BatchesWithPasts | None:
+        batches = super()._get_iterator_for_epoch(epoch, False, fix_batches_to_gpus, offset)
+        if batches is None:
+            return None
+        self.pasts = StreamPasts()
+        return _BatchesWithPasts(batches, self.pasts, self.dataset.segment_length)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch, the layout of the streams and their pasts."""
+        state = super().state_dict()
+        state["layout"] = self.dataset.describe()
+        if state["iterations_in_epoch"] > 0 and self.save_pasts:
+            state["pasts"] = self.pasts.state_dict()
+            if state["pasts"] is None:
+                logger.warning(
+                    "the checkpoint holds no recurrence of the streams, and a run resumed from it "
+                    "will start cold: validation gathers the workers' states, so leave out "
+                    "--disable-validation and --validate-after-updates"
+                )
+            else:
+                size = sum(hidden.nbytes for hidden in state["pasts"]["layers"])
+                logger.info("the checkpoint holds the streams' recurrence: %.1f MiB", size / 2**20)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the place in ``state_dict``, and restore the pasts there."""
+        in_epoch = state_dict["iterations_in_epoch"] > 0
+        saved = state_dict["layout"]
+        if in_epoch and saved != self.dataset.describe():
+            raise ValueError(
+                "the checkpoint stopped in the middle of an epoch over "
+                f"{saved}, and this run has {self.dataset.describe()}: resume with the same data, "
+                "--tokens-per-sample, --batch-size times workers (and, with --shuffle-sentences, "
+                "--seed), or begin the epoch anew with --reset-dataloader"
+            )
+        super().load_state_dict({**state_dict, "shuffle": False})
+        if not in_epoch:
+            return
+        pasts = state_dict.get("pasts")
+        if pasts is None:
+            logger.warning("the checkpoint holds no recurrence of the streams: resuming cold")
+            return
+        self.pasts = StreamPasts.from_state_dict(pasts, self.shard_id, self.num_shards)
+        self._next_epoch_itr.pasts = self.pasts
+        logger.info("resuming with recurrence, after %d tokens of each stream", pasts["end"])

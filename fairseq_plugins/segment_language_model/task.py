@@ -14,7 +14,7 @@ from fairseq.tasks import FairseqTask, register_task
 
 from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
-from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.batch_split import split_batch, train_in_parts
 from fairseq_plugins.segment_language_model.evaluation import (
     BITS,
     TalliedBatches,
@@ -23,31 +23,24 @@ from fairseq_plugins.segment_language_model.evaluation import (
 )
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
-    allow_unlikely_prompts,
-    choose_prefix,
-    end_by_length,
-    enforce_min_length,
+    adapt_generator,
+    choose_prefixes,
+    continue_prompts,
+    drop_empty_rows,
     prompt_targets,
     prompts,
 )
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelingConfig,
-    check_segment,
-    check_streams,
     find_dictionary,
 )
-from fairseq_plugins.segment_language_model.recurrence import (
-    StreamIterator,
-    check_parts,
-    split_batch,
-    train_in_parts,
-)
+from fairseq_plugins.segment_language_model.split import load_tokens
 from fairseq_plugins.segment_language_model.streams import (
-    Jitter,
     RunningText,
+    StreamIterator,
+    StreamPasts,
     TokenStreams,
-    load_tokens,
-    longest_segment,
 )
 
 logger = logging.getLogger(__name__)
@@ -69,20 +62,20 @@ class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
     ``--batch-size`` is the number of parallel streams of a worker. Each batch carries the streams'
-    recurrence, which the model reads and extends, and the segment's place in the streams, as
-    ``net_input["recurrence"]`` and ``["start"]``.
+    pasts, which the model reads and extends, and the segment's place in the streams, as
+    ``net_input["pasts"]`` and ``["start"]``.
     """
 
-    # models check it: some need streams and their recurrence, others must not get them
+    # models check it: some need streams and their pasts, others must not get them
     reads_streams = True
 
     def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         self.dictionary = dictionary
-        self._training_recurrence = None
-        self._has_recurrence = True
+        self._training_pasts: StreamPasts | None = None
+        # facts about the model that the loss must fit
         self._adaptive_softmax = False
-        self._missed_penalties: dict[str, str] = {}
+        self._learns_spans = False
 
     @classmethod
     def setup_task(
@@ -91,73 +84,42 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Build the task around the dictionary of DATA."""
         path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
-        try:
-            dictionary = kind.load(path)
-        # fairseq raises plain exceptions for a wrong encoding or a repeated symbol
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(
-                f"DATA is {cfg.data}: {path} is not a dictionary of fairseq ({reason}); replace "
-                "it, or binarize the text again"
-            ) from error
+        dictionary = kind.load(path)
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model, and check the task's options against it."""
-        temperature = self.cfg.softmax_temperature
-        if temperature != 1 and not from_checkpoint:
-            raise ValueError(
-                f"--softmax-temperature is {temperature}: leave it out of fairseq-train, and give "
-                "it to fairseq-eval-lm"
-            )
-        if not from_checkpoint:
-            # an earlier training in this process, as in Hydra's sweeps, left its best loss there
-            vars(checkpoint_utils.save_checkpoint).pop("best", None)
-        if self.cfg.batch_split != 1 and not from_checkpoint:
-            check_parts(self.cfg.batch_split, self.cfg.batch_size or 1)
         model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
+        if not isinstance(model, SegmentLanguageModel):
             raise ValueError(
                 f"--arch is {cfg._name}, which is not a segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
-        model.softmax_temperature = temperature
         self._adaptive_softmax = model.decoder.adaptive_softmax is not None
-        self._missed_penalties = model.decoder.without_penalty
-        mem_len = model.decoder.context.mem_len
-        self._has_recurrence = mem_len > 0
-        if self.cfg.extended_context > 0 and mem_len > 0:
+        self._learns_spans = bool(model.learned_spans())
+        if from_checkpoint:
+            return model  # which logs its summary before it is used
+        # an earlier training in this process, as in Hydra's sweeps, left its best loss there
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)
+        if self.cfg.batch_split > (streams := self.cfg.batch_size or 1):
             raise ValueError(
-                f"--extended-context is {self.cfg.extended_context} for a model with a recurrence "
-                f"of {mem_len} tokens, which would hold them twice: leave it out, or give "
-                "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
+                f"--batch-split is {self.cfg.batch_split} and --batch-size {streams}: a part has "
+                f"at least one stream, so give --batch-split {streams} or less, or a larger "
+                "--batch-size"
             )
         # evaluation may do without the recurrence that a model was trained with
-        if model.decoder.context.from_zeros and mem_len == 0 and not from_checkpoint:
+        if model.decoder.zero_memory and model.decoder.network.mem_len == 0:
             raise ValueError(
                 "--zero-memory with --mem-len 0: there is no recurrence to start with zero "
                 "vectors; give a larger --mem-len, or leave --zero-memory out"
             )
-        if self.cfg.segment_jitter and not from_checkpoint:
-            self._train_on_longer_segments(model.decoder)
-        if not from_checkpoint:
-            logger.info(model.summary)  # loaded models log it before they are used
+        logger.info(model.summary)
         return model
 
-    def _train_on_longer_segments(self, decoder: SegmentDecoder) -> None:
-        jitter = self.cfg.segment_jitter
-        if getattr(decoder.absolute_positions, "max_positions", None) is not None:
-            raise ValueError(
-                f"--segment-jitter is {jitter} with --positions learned-absolute, which has "
-                "vectors only for the places of --tokens-per-sample: leave one of the two out"
-            )
-        most = longest_segment(decoder.context.segment, jitter)
-        decoder.context = decoder.context._replace(segment=most)
-
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the loss, and check it against the model's softmax and penalties."""
-        name = cfg._name
+        """Build the loss, and check it against the model's softmax and spans."""
+        name, span_loss = cfg._name, getattr(cfg, "span_loss", 0)
         if name == "adaptive_loss":
             raise ValueError(
                 "--criterion adaptive_loss leaves out a part of the loss of the second symbol of "
@@ -168,9 +130,18 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--criterion {name} is for plain softmaxes, and the model has "
                 "--adaptive-softmax-cutoff: use --criterion segment_loss"
             )
-        for penalty, effect in self._missed_penalties.items():
-            if not getattr(cfg, penalty, 0):
-                logger.warning("--criterion %s without %s %s", name, flag(penalty), effect)
+        if span_loss and not self._learns_spans:
+            raise ValueError(
+                f"--span-loss is {span_loss} for a model without --adaptive-span: give both, or "
+                "leave --span-loss out"
+            )
+        if self._learns_spans and not span_loss:
+            logger.warning(
+                "--criterion %s without --span-loss has no penalty for long attention spans, which "
+                "--adaptive-span learns: they will hardly shrink; give --criterion segment_loss "
+                "--span-loss 5e-7",
+                name,
+            )
         return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(
@@ -180,10 +151,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
-        training = split == self.cfg.train_subset
-        shuffled = self.cfg.shuffle_sentences and training
-        jitter = self.cfg.segment_jitter if training else 0
-        self.datasets[split] = RunningText(tokens, shuffled, jitter)
+        shuffled = self.cfg.shuffle_sentences and split == self.cfg.train_subset
+        self.datasets[split] = RunningText(tokens, shuffled)
 
     def get_batch_iterator(
         self,
@@ -213,31 +182,27 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--max-tokens is {max_tokens}: the text is read as parallel streams, so give "
                 "their number, --batch-size, and the segment length, --tokens-per-sample, instead"
             )
-        option, segment = "--tokens-per-sample", self.cfg.tokens_per_sample
-        valid = self.cfg.tokens_per_sample_valid
-        if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
-            option, segment = "--tokens-per-sample-valid", valid
         count = 1 if max_sentences is None else max_sentences
-        check_segment(option, segment, len(dataset), max(1, count) * num_shards)
-        # shorter segments in validation leave room for more tokens before them
-        longer = self.cfg.tokens_per_sample - segment
-        check_streams(count, num_shards, len(dataset))
+        if not 1 <= count <= len(dataset) // num_shards:
+            raise ValueError(
+                f"--batch-size is {count}: {num_shards} worker(s) read {count * num_shards} "
+                f"parallel streams of a split with {len(dataset)} tokens; give 1 to "
+                f"{len(dataset) // num_shards} (for validation: --batch-size-valid)"
+            )
         seed, epoch = options.get("seed", 1), options.get("epoch", 1)
         streams = TokenStreams(
             dataset.ordered(self.dictionary.eos(), seed, epoch),
             self.dictionary,
             count * num_shards,
-            segment,
-            self.cfg.extended_context + (0 if self._has_recurrence else longer),
+            self.cfg.tokens_per_sample,
+            self.cfg.extended_context,
             shuffled_with=seed if dataset.shuffled else None,
-            jitter=Jitter(dataset.jitter, seed, epoch) if dataset.jitter else None,
         )
         return StreamIterator(
             streams,
             num_shards,
             shard_id,
-            save_recurrence=not self.cfg.no_save_memory,
-            longer_recurrence=longer if self._has_recurrence else 0,
+            save_pasts=not self.cfg.no_save_memory,
             epoch=epoch,
             buffer_size=options.get("data_buffer_size", 0),
             skip_remainder_batch=options.get("skip_remainder_batch", False),
@@ -273,20 +238,18 @@ class SegmentLanguageModelingTask(FairseqTask):
         characters = loss_unit(read_units(Path(folder)).unit) == BITS
         if characters:
             logger.info("each token is a character: Loss (base 2) is in bits per character")
-        given = ("num_shards", "shard_id", "data_buffer_size")
-        streams = self.get_batch_iterator(
-            dataset,
-            max_sentences=batch_size,
-            **{name: options[name] for name in given if name in options},
-        )
-        walk = streams.next_epoch_itr(shuffle=False)
-        return TalliedBatches(walk, self.dictionary, characters)
+        sharding = {
+            name: options[name]
+            for name in ("num_shards", "shard_id", "data_buffer_size")
+            if name in options
+        }
+        streams = self.get_batch_iterator(dataset, max_sentences=batch_size, **sharding)
+        batches = streams.next_epoch_itr(shuffle=False)
+        return TalliedBatches(batches, self.dictionary, characters)
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, and keep its streams' recurrence for :meth:`begin_valid_epoch`."""
-        recurrence = sample["net_input"].get("recurrence")
-        if recurrence is not None:
-            self._training_recurrence = recurrence
+        """Train on a batch, and keep its streams' pasts for :meth:`begin_valid_epoch`."""
+        self._training_pasts = sample["net_input"].get("pasts", self._training_pasts)
         step = super().train_step
         if self.cfg.batch_split == 1:
             return step(sample, model, *args, **kwargs)
@@ -299,10 +262,10 @@ class SegmentLanguageModelingTask(FairseqTask):
         apply_constraints(optimizer, model)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Gather the workers' recurrences, because fairseq validates before it saves."""
+        """Gather the workers' pasts, because fairseq validates before it saves."""
         workers = distributed_utils.get_global_world_size()
-        if workers > 1 and self._training_recurrence is not None and not self.cfg.no_save_memory:
-            self._training_recurrence.gather(distributed_utils.get_data_parallel_group())
+        if workers > 1 and self._training_pasts is not None and not self.cfg.no_save_memory:
+            self._training_pasts.gather(distributed_utils.get_data_parallel_group())
 
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
@@ -330,11 +293,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         generator = super().build_generator(models, args, **kwargs)
         if isinstance(generator, SequenceScorer):
             return generator
-        if self.cfg.continue_past_eos:
-            end_by_length(generator)
-        if getattr(args, "sampling", False):
-            allow_unlikely_prompts(generator)
-        return enforce_min_length(generator)
+        return adapt_generator(generator, getattr(args, "sampling_seed", None))
 
     def inference_step(
         self,
@@ -346,27 +305,30 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Continue prompts; with ``--score-reference`` score sentences or segments instead.
 
-        A split's segments are prompts, too, cut to ``--prefix-size`` tokens, (B, P).
+        A split's segments are prompts, too, cut to ``--prefix-size`` tokens, (B, P). Rows without
+        a token, at the end of shorter streams, are taken out of ``sample``.
         """
-        scoring = isinstance(generator, SequenceScorer)
-        if self.cfg.extended_context > 0 and not scoring:
+        if isinstance(generator, SequenceScorer):
+            if "target" not in sample:
+                targets = prompt_targets(self.dictionary, **sample["net_input"])
+                sample = {**sample, "target": targets}
+            with torch.no_grad():
+                hypotheses = generator.generate(models, sample)
+            return [hypotheses[row] for row in drop_empty_rows(sample)]
+        if self.cfg.extended_context > 0:
             raise ValueError(
                 f"--extended-context is {self.cfg.extended_context}: nothing precedes a prompt; "
                 "leave it out"
             )
-        if scoring and "target" not in sample:
-            sample = {**sample, "target": prompt_targets(self.dictionary, **sample["net_input"])}
-        if not scoring:
-            prefix_tokens = choose_prefix(
-                sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos
-            )
-            generator.prompt_lengths = prefix_tokens.ne(self.dictionary.pad()).sum(1)
-            # without ids fairseq numbers the rows of the batch
-            sample = {name: value for name, value in sample.items() if name != "id"}
-        with torch.no_grad():
-            return generator.generate(
-                models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()
-            )
+        rows = drop_empty_rows(sample)
+        prefixes = choose_prefixes(
+            sample,
+            None if prefix_tokens is None else prefix_tokens[rows],
+            generator,
+            self.dictionary,
+            self.cfg.continue_past_eos,
+        )
+        return continue_prompts(generator, models, sample["net_input"], prefixes, self.dictionary)
 
     @property
     def source_dictionary(self) -> Dictionary:

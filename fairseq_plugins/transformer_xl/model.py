@@ -1,27 +1,39 @@
 """Transformer-XL (Dai et al. 2019, arXiv:1901.02860), its ablations, and presets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from fairseq.modules import AdaptiveInput
 from fairseq.modules.adaptive_softmax import TiedHeadModule
 from torch import nn
 
+from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.product_key_memory.memory import MemorySublayer
-from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
-from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel, check_task
+from fairseq_plugins.segment_language_model.model import (
+    SegmentDecoder,
+    SegmentLanguageModel,
+    build_embedding,
+    build_final_norm,
+    build_output,
+    check_task,
+    memory_builder,
+    summarise,
+)
+from fairseq_plugins.segment_language_model.network import (
+    FeedForward,
+    SegmentLayer,
+    SegmentNetwork,
+)
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
+    check_options,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -32,20 +44,62 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalAbsolutePositions,
     SinusoidalRelativePositions,
 )
-from fairseq_plugins.transformer_xl.layers import LockedDropout, WordDropout
+from fairseq_plugins.transformer_xl.dropout import LockedDropout, WordDropout
 
-RELATIVE = ("transformer-xl", "shaw")
-ABSOLUTE = ("learned-absolute", "sinusoidal-absolute")
+
+class PositionEncoding(NamedTuple):
+    """A choice of ``--positions``.
+
+    ``encode`` builds the module that encodes distances or, if not ``relative``, places; ``project``
+    builds each layer's map from the encoding to relative keys, given the options and the farthest
+    distance. ``biased`` attention has vectors u and v.
+    """
+
+    relative: bool
+    encode: Callable[[Any], nn.Module]
+    project: Callable[[Any, int], nn.Module | None] = lambda cfg, farthest: None
+    biased: bool = False
+
+
+def _sinusoids(cfg: Any) -> nn.Module:
+    dropout = dropout_class(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
+    return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
+
+
+def _shaw_keys(cfg: Any, farthest: int) -> nn.Module:
+    heads = cfg.decoder_attention_heads
+    farthest = min(farthest, cfg.clamp_len or farthest)
+    return LearnedRelativeKeys(heads, farthest, cfg.decoder_embed_dim // heads)
+
+
+POSITIONS = {
+    "transformer-xl": PositionEncoding(
+        True,
+        _sinusoids,
+        lambda cfg, _: RelativeKeyProjection(cfg.decoder_embed_dim, cfg.decoder_attention_heads),
+        biased=True,
+    ),
+    "shaw": PositionEncoding(True, lambda cfg: Distances(cfg.clamp_len), _shaw_keys),
+    "learned-absolute": PositionEncoding(
+        False,
+        lambda cfg: LearnedAbsolutePositions(
+            cfg.decoder_layers, cfg.tokens_per_sample + cfg.extended_context, cfg.decoder_embed_dim
+        ),
+    ),
+    "sinusoidal-absolute": PositionEncoding(
+        False, lambda cfg: SinusoidalAbsolutePositions(cfg.decoder_embed_dim)
+    ),
+}
 # The published PyTorch code draws projections of adaptive bands with this standard deviation.
 _ADAPTIVE_PROJECTION_STD = 0.01
 
 
 @dataclass
-class TransformerXLConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
+class TransformerXLConfig(SegmentLanguageModelConfig):
     """Options of ``transformer_xl``."""
 
     decoder_ffn_embed_dim: int = option(2048, "inner width of the feed-forward sublayers")
-    positions: ChoiceEnum([*RELATIVE, *ABSOLUTE]) = option(
+    positions: ChoiceEnum(list(POSITIONS)) = option(
         "transformer-xl",
         "position encoding: transformer-xl (section 3.3); shaw (a learned vector for each "
         "distance, without u and v, as in section 3.3; attn_type 1 of the published code adds a u "
@@ -83,38 +137,37 @@ class TransformerXLConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
 class TransformerXLLanguageModel(SegmentLanguageModel):
     """Transformer-XL language model (section 3), and the models of the ablation study (4.2)."""
 
-    added_sublayers = MemorySublayers
-
     @classmethod
-    def recurrence_length(cls, cfg: TransformerXLConfig) -> int:
-        """Return ``--mem-len``; the default is a segment, or 0 without recurrence."""
-        if cfg.mem_len is not None:
-            return cfg.mem_len
-        return 0 if cfg.positions in ABSOLUTE or cfg.extended_context else cfg.tokens_per_sample
+    def build_model(cls, cfg: TransformerXLConfig, task: Any) -> "TransformerXLLanguageModel":
+        """Build the model for the task's dictionary."""
+        check_task(type(task))
+        dictionary, positions = task.source_dictionary, POSITIONS[cfg.positions]
+        # the default recurrence is a segment, or nothing where earlier segments cannot be read
+        mem_len = cfg.mem_len
+        if mem_len is None:
+            warm = positions.relative and not cfg.extended_context
+            mem_len = cfg.tokens_per_sample if warm else 0
+        check_options(cfg, dictionary, mem_len)
+        _check_positions(cfg, positions)
 
-    @classmethod
-    def build_sublayers(
-        cls, cfg: TransformerXLConfig, mem_len: int
-    ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
-        """Yield each layer's attention (section 3.3) and feed-forward sublayer."""
-        heads = cfg.decoder_attention_heads
-        head_dim = cfg.decoder_embed_dim // heads
+        width, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+        dropout = dropout_class(cfg)
         # with same length, mem_len counts the token itself
         seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
         window = Window(0, seen_before if cfg.same_length else UNLIMITED)
-        biases = PositionBiases(heads, head_dim) if cfg.positions == "transformer-xl" else None
-        for number in range(cfg.decoder_layers):
-            projection = None
-            if cfg.positions == "transformer-xl":
-                projection = RelativeKeyProjection(cfg.decoder_embed_dim, heads)
-                if cfg.untie_r and number > 0:
-                    biases = PositionBiases(heads, head_dim)
-            elif cfg.positions == "shaw":
-                farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
-                farthest = min(farthest, cfg.clamp_len or farthest)
-                projection = LearnedRelativeKeys(heads, farthest, head_dim)
+        farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
+        biases = PositionBiases(heads, width // heads) if positions.biased else None
+        build_memory = memory_builder(cfg)
+
+        # each part draws its initial values here, in this order
+        embed_tokens = build_embedding(cfg, dictionary)
+        layers, memories = [], []
+        for number in range(1, cfg.decoder_layers + 1):
+            projection = positions.project(cfg, farthest)
+            if cfg.untie_r and number > 1:
+                biases = PositionBiases(heads, width // heads)
             attention = RelativeAttention(
-                cfg.decoder_embed_dim,
+                width,
                 heads,
                 window,
                 projection,
@@ -122,109 +175,115 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
                 cfg.attention_dropout,
                 str(cfg.attention_kernel),
             )
-            yield attention, cls.build_feed_forward(cfg)
-
-    @classmethod
-    def build_positions(cls, cfg: TransformerXLConfig) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the encoding of distances (section 3.3) or, in ablations, of places."""
-        width = cfg.decoder_embed_dim
-        if cfg.positions == "transformer-xl":
-            dropout = cls.dropout_class(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
-            return SinusoidalRelativePositions(width, cfg.clamp_len, dropout), None
-        if cfg.positions == "shaw":
-            return Distances(cfg.clamp_len), None
-        if cfg.positions == "learned-absolute":
-            places = cfg.tokens_per_sample + cfg.extended_context
-            return None, LearnedAbsolutePositions(cfg.decoder_layers, places, width)
-        return None, SinusoidalAbsolutePositions(width)
-
-    @classmethod
-    def dropout_class(cls, cfg: TransformerXLConfig) -> type[nn.Module]:
-        """Return the class of dropout for elements."""
-        return LockedDropout if cfg.locked_dropout else nn.Dropout
-
-    @classmethod
-    def build_word_dropout(cls, cfg: TransformerXLConfig, dictionary: Dictionary) -> nn.Module:
-        """Return the dropout of whole words."""
-        return WordDropout(cfg.word_dropout, len(dictionary))
-
-    @classmethod
-    def describe(cls, cfg: TransformerXLConfig, mem_len: int) -> str:
-        """Return the kind of positions."""
-        return f"positions {cfg.positions}"
-
-    @classmethod
-    def check_options(cls, cfg: TransformerXLConfig) -> None:
-        """Refuse options that contradict each other or are out of range."""
-        if cfg.positions in ABSOLUTE:
-            if cfg.mem_len:
-                raise ValueError(
-                    f"--mem-len is {cfg.mem_len} with --positions {cfg.positions}: a remembered "
-                    "token and one of the segment at the same place would look alike "
-                    "(Transformer-XL, section 3.3); give --mem-len 0, or relative positions"
-                )
-            for name in ("clamp_len", "same_length"):
-                if getattr(cfg, name):
-                    raise ValueError(
-                        f"{flag(name)} with --positions {cfg.positions}: it acts on distances, "
-                        "which absolute positions do not encode; leave one of the two out"
-                    )
-        if cfg.untie_r and cfg.positions != "transformer-xl":
-            raise ValueError(
-                f"--untie-r with --positions {cfg.positions}: only --positions transformer-xl has "
-                "vectors u and v"
+            feed_forward: nn.Module | None = None
+            if cfg.decoder_ffn_embed_dim:
+                inner_dropout = dropout(cfg.activation_dropout)
+                feed_forward = FeedForward(width, cfg.decoder_ffn_embed_dim, inner_dropout)
+            memory = build_memory(number)
+            memories += [memory] if memory is not None else []
+            if memory is not None and not cfg.memory_interleave:
+                feed_forward, memory = memory, None
+            layer = SegmentLayer(
+                width,
+                attention,
+                feed_forward,
+                dropout(cfg.dropout),
+                cfg.decoder_normalize_before,
+                cfg.layer_norm_epsilon,
+                memory,
             )
-        if not 0 <= cfg.word_dropout < 1:
-            raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")
-        if cfg.init_std <= 0:
-            raise ValueError(f"--init-std is {cfg.init_std}: it must be above 0")
+            layers.append(layer)
+        output = build_output(cfg, dictionary, embed_tokens)
+        encoding = positions.encode(cfg)
+        network = SegmentNetwork(
+            layers,
+            mem_len,
+            positions=encoding if positions.relative else None,
+            absolute_positions=None if positions.relative else encoding,
+            layer_norm=build_final_norm(cfg),
+            checkpoint_activations=cfg.checkpoint_activations,
+        )
+        decoder = SegmentDecoder(
+            dictionary,
+            embed_tokens,
+            network,
+            output,
+            cfg,
+            dropout,
+            WordDropout(cfg.word_dropout, len(dictionary)),
+            embed_scale=width**0.5,
+        )
+        initialise(decoder, cfg, memories)
+        model = cls(decoder, f"{summarise(cfg, mem_len)}, positions {cfg.positions}")
+        attach_digest(model, task)
+        return model
 
-    @classmethod
-    def initialise(
-        cls, decoder: SegmentDecoder, cfg: TransformerXLConfig, dictionary: Dictionary
-    ) -> None:
-        """Draw all weights as the published codes do: N(0, std), norms around 1, biases 0.
 
-        Product-key memories keep their own initial values.
-        """
-        tensorflow = cfg.initial_values == "tensorflow"
-        decoder.embed_scale = cfg.decoder_embed_dim**0.5
-        memories = [m for m in decoder.modules() if isinstance(m, MemorySublayer)]
-        of_memories = {module for memory in memories for module in memory.modules()}
-        for module in decoder.modules():
-            if module in of_memories:
-                continue
-            if isinstance(module, nn.LayerNorm):
-                nn.init.normal_(module.weight, 1.0, 0.0 if tensorflow else cfg.init_std)
+def dropout_class(cfg: TransformerXLConfig) -> type[nn.Module]:
+    """Return the class of dropout for embeddings, sublayers and activations."""
+    return LockedDropout if cfg.locked_dropout else nn.Dropout
+
+
+def _check_positions(cfg: TransformerXLConfig, positions: PositionEncoding) -> None:
+    """Refuse options that contradict the position encoding."""
+    if not positions.relative:
+        for name in ("mem_len", "clamp_len", "same_length"):
+            if getattr(cfg, name):
+                raise ValueError(
+                    f"{flag(name)} is {getattr(cfg, name)} with --positions {cfg.positions}: it "
+                    "needs relative positions, because the same places of two segments would look "
+                    "alike (Transformer-XL, section 3.3); leave one of the two out"
+                )
+    if cfg.untie_r and not positions.biased:
+        raise ValueError(
+            f"--untie-r with --positions {cfg.positions}: only --positions transformer-xl has "
+            "vectors u and v"
+        )
+
+
+def initialise(
+    decoder: SegmentDecoder, cfg: TransformerXLConfig, memories: Iterable[nn.Module]
+) -> None:
+    """Draw all weights as the published codes do: N(0, std), norms around 1, biases 0.
+
+    The ``memories`` keep their own initial values.
+    """
+    tensorflow = cfg.initial_values == "tensorflow"
+    in_memories = {module for memory in memories for module in memory.modules()}
+    for module in decoder.modules():
+        if module in in_memories:
+            continue
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 1.0, 0.0 if tensorflow else cfg.init_std)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=cfg.init_std)
+            if module.bias is not None:
                 nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=cfg.init_std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding | LearnedRelativeKeys | LearnedAbsolutePositions):
-                nn.init.normal_(module.weight, std=cfg.init_std)
-            elif isinstance(module, PositionBiases):
-                nn.init.normal_(module.u, std=cfg.init_std)
-                nn.init.normal_(module.v, std=cfg.init_std)
-        embedding = decoder.embed_tokens
-        projections = []
-        if isinstance(embedding, AdaptiveInput):
-            projections += [band[1] for band in embedding.embeddings]
-            embedding = embedding.embeddings[0][0]
-        if decoder.adaptive_softmax is not None:
-            projections += [tail[0] for tail in decoder.adaptive_softmax.tail]
-            if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
-                projections += decoder.adaptive_softmax.head[:-2]
-        for projection in projections:
-            # tied projections are drawn with the embeddings, and full-width bands have none
-            if isinstance(projection, nn.Linear):
-                std = cfg.init_std if tensorflow else _ADAPTIVE_PROJECTION_STD
-                nn.init.normal_(projection.weight, std=std)
-        if tensorflow and decoder.adaptive_softmax is not None:
-            for module in decoder.adaptive_softmax.modules():
-                if isinstance(module, TiedHeadModule):
-                    nn.init.zeros_(module.class_proj.weight)
-        nn.init.zeros_(embedding.weight[dictionary.pad()])
+        elif isinstance(module, nn.Embedding | LearnedRelativeKeys | LearnedAbsolutePositions):
+            nn.init.normal_(module.weight, std=cfg.init_std)
+        elif isinstance(module, PositionBiases):
+            nn.init.normal_(module.u, std=cfg.init_std)
+            nn.init.normal_(module.v, std=cfg.init_std)
+    embedding = decoder.embed_tokens
+    projections = []
+    if isinstance(embedding, AdaptiveInput):
+        projections += [band[1] for band in embedding.embeddings]
+        embedding = embedding.embeddings[0][0]
+    if decoder.adaptive_softmax is not None:
+        projections += [tail[0] for tail in decoder.adaptive_softmax.tail]
+        if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
+            projections += decoder.adaptive_softmax.head[:-2]
+    for projection in projections:
+        # tied projections are drawn with the embeddings, and full-width bands have none
+        if isinstance(projection, nn.Linear):
+            std = cfg.init_std if tensorflow else _ADAPTIVE_PROJECTION_STD
+            nn.init.normal_(projection.weight, std=std)
+    if tensorflow and decoder.adaptive_softmax is not None:
+        for module in decoder.adaptive_softmax.modules():
+            if isinstance(module, TiedHeadModule):
+                nn.init.zeros_(module.class_proj.weight)
+    nn.init.zeros_(embedding.weight[decoder.dictionary.pad()])
 
 
 # The published Transformer-XL models: widths, dropouts and vocabularies (section 4.1).
