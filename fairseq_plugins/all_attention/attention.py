@@ -250,7 +250,7 @@ class AllAttention(nn.Module):
                 keys = self.k_proj(tokens, group, self.context_heads)
                 return keys, self.v_proj(tokens, group, self.context_heads)
 
-            group_past = past.groups[number] if isinstance(past, GroupedKeyValues) else past
+            group_past: Any = past.groups[number] if isinstance(past, GroupedKeyValues) else past
             keys, values, extended = keys_and_values_of(
                 project, x, group_past, is_inference(self), group.width
             )

@@ -171,7 +171,10 @@ class RelativeAttention(nn.Module):
         return UNLIMITED
 
     def forward(
-        self, x: Tensor, positions: Tensor | Clamped | None = None, past: LayerPast | None = None
+        self,
+        x: Tensor,
+        positions: Tensor | Clamped | None = None,
+        past: HiddenStates | KeyValues | None = None,
     ) -> tuple[Tensor, KeyValues | None]:
         """Attend from each token of the segment ``x`` (B, T, d).
 
@@ -213,7 +216,7 @@ def is_inference(module: nn.Module) -> bool:
 def keys_and_values_of(
     project: Callable[[Tensor], tuple[Tensor, Tensor]],
     x: Tensor,
-    past: LayerPast | None,
+    past: HiddenStates | KeyValues | None,
     inference: bool,
     max_past: int = UNLIMITED,
 ) -> tuple[Tensor, Tensor, KeyValues | None]:

@@ -129,8 +129,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             x = self.network.absolute_positions.add_to_embeddings(x, first_place)
         x = self.embed_dropout(x)
         if past is None and self.zero_memory and self.network.mem_len > 0:
-            zeros = HiddenStates((x.new_zeros(x.size(0), self.network.mem_len, x.size(2)),))
-            past = Past((zeros,) * len(self.network.layers), 0)
+            zeros = x.new_zeros(x.size(0), self.network.mem_len, x.size(2))
+            past = Past(tuple(HiddenStates((zeros,)) for _ in self.network.layers), 0)
         x, past = self.network(x, past, keep, self._padding_mask(tokens), first_place)
         return self.output_dropout(x), past
 

@@ -22,8 +22,13 @@ from torch.utils._pytree import tree_map_only
 class LayerPast(Protocol):
     """What one layer keeps of the last S tokens (``length``) of B streams (``streams``)."""
 
-    length: int
-    streams: int
+    @property
+    def length(self) -> int:
+        """Return S."""
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
 
     def last(self, length: int) -> LayerPast:
         """Return the last ``length`` tokens, or all if there are fewer."""
@@ -156,7 +161,8 @@ class KeyValues:
             buffer = tokens.new_empty(*tokens.shape[:2], room, tokens.size(3))
             buffer.narrow(2, 0, self.length).copy_(tokens)
             buffers.append(buffer)
-        return KeyValues(_Buffers(*buffers, self.length), 0, self.length)
+        keys, values = buffers
+        return KeyValues(_Buffers(keys, values, self.length), 0, self.length)
 
     def last(self, length: int) -> KeyValues:
         """Return the last ``length`` tokens, or all if there are fewer."""
