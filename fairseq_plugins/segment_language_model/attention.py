@@ -26,7 +26,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     rows_by_distance,
 )
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.past import KeyValues, LayerPast
+from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
 
 
 def plain_attention(
