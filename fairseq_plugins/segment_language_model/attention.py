@@ -75,8 +75,8 @@ def plain_attention(
             by_distance = position_query @ rows.unsqueeze(1).mT
             if far > 0:
                 # distances beyond the clamp use the first row's score: -> (H, B, T, S + 1)
-                of_first = by_distance[..., :1].expand(-1, -1, -1, far)
-                by_distance = torch.cat([of_first, by_distance], dim=-1)
+                first_row = by_distance[..., :1].expand(-1, -1, -1, far)
+                by_distance = torch.cat([first_row, by_distance], dim=-1)
             if distance_bias is not None:
                 bias = _over_distances(distance_bias, window.farthest, num_keys)
                 by_distance = by_distance + bias[:, None, None].to(query.dtype)
