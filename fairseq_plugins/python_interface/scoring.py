@@ -112,7 +112,8 @@ def score_batches(
 ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
     """Yield the numbers of each batch's rows, the rows' token counts, and the tokens' losses.
 
-    ``choose_targets`` returns which targets (B, T) of a batch to score. A progress bar goes to ``total``.
+    ``choose_targets`` returns which targets (B, T) of a batch to score. A progress bar goes to
+    ``total``.
     """
     device = next(model.parameters()).device
     hidden = True if total is None else None
@@ -214,7 +215,7 @@ class LoadedModel:
     def _read_split(
         self, split: str, **options: Any
     ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
-        """Return a split's tokens (N,), its batches, and a map from a row's number to its position."""
+        """Return a split's tokens (N,), its batches, and where each row stands."""
         raise NotImplementedError
 
     def _scored(self, target: Tensor) -> Tensor:
