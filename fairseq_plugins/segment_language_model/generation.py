@@ -4,6 +4,7 @@ Shapes: B prompts, T tokens, K beams, V symbols.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,17 @@ def enforce_min_length(generator: Any) -> Any:
     return generator
 
 
+def block_repeats(generator: Any) -> Any:
+    """Let ``--no-repeat-ngram-size`` of fairseq's ``generator`` look at the text so far.
+
+    fairseq's own method reads the unused end of the token buffer, and so blocks nothing.
+    """
+    block = generator.repeat_ngram_blocker
+    if block is not None:
+        block._no_repeat_ngram = partial(_block_repeats, block)
+    return generator
+
+
 def _block_repeats(
     block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
 ) -> Tensor:
@@ -145,10 +157,6 @@ def _block_repeats(
         banned = {text[i + before] for i in starts if text[i : i + before] == last}
         log_probs[row, list(banned)] = -torch.inf
     return log_probs
-
-
-# fairseq's own method reads the unused end of the token buffer, and so blocks nothing
-NGramRepeatBlock._no_repeat_ngram = _block_repeats
 
 
 def _one_left(log_probs: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from fairseq_plugins.segment_language_model.evaluation import (
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     allow_unlikely_prompts,
+    block_repeats,
     choose_prefix,
     end_by_length,
     enforce_min_length,
@@ -334,7 +335,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             end_by_length(generator)
         if getattr(args, "sampling", False):
             allow_unlikely_prompts(generator)
-        return enforce_min_length(generator)
+        return enforce_min_length(block_repeats(generator))
 
     def inference_step(
         self,
