@@ -94,18 +94,24 @@ READING = """
 from fairseq_plugins import load
 assert state() == (True, *before[1:])
 """
-FILE_FIRST = """
+FILE_FIRST = (
+    """
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq.models import ARCH_MODEL_REGISTRY
 assert "transformer_xl_tiny" not in ARCH_MODEL_REGISTRY
 import fairseq_plugins
 fairseq_plugins.register()
-""" + CHECK
-AGAIN = """
+"""
+    + CHECK
+)
+AGAIN = (
+    """
 import fairseq, fairseq_plugins, importlib, sys
 importlib.reload(fairseq_plugins)
 fairseq_plugins.register()
-""" + CHECK
+"""
+    + CHECK
+)
 
 
 def test_layers_import_no_fairseq():
