@@ -24,7 +24,7 @@ from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel, check_task
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
@@ -345,4 +345,4 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-register_presets("all_attention_lm", PRESETS)
+register_presets("all_attention_lm", PRESETS, check_task)

@@ -29,11 +29,9 @@ def make_task(**given):
 
 
 @pytest.mark.parametrize("arch", MODELS)
-@pytest.mark.parametrize(
-    "more", [(), ("--tokens-per-sample", "8"), ("--task", "language_modeling")]
-)
+@pytest.mark.parametrize("more", ["", "--tokens-per-sample 8", "--task language_modeling"])
 def test_forgotten_task_is_refused_in_a_sentence(arch, more):
-    words = ["data", "--arch", arch, *more]
+    words = ["data", "--arch", arch, *more.split()]
     with pytest.raises(ValueError, match=FORGOTTEN):
         options.parse_args_and_arch(options.get_training_parser(), words)
 
@@ -54,7 +52,7 @@ def test_other_task_is_refused_under_hydra():
 @pytest.mark.parametrize("arch", MODELS)
 def test_segment_length_is_the_tasks(arch):
     words = ["data", "--arch", arch, "--task", "segment_language_modeling"]
-    for given, length in (((), 128), (("--tokens-per-sample", "9"), 9)):
+    for given, length in (((), 512), (("--tokens-per-sample", "9"), 9)):
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*words, *given])
         cfg = convert_namespace_to_omegaconf(parsed)
         assert (cfg.task.tokens_per_sample, cfg.model.tokens_per_sample) == (length, length)
