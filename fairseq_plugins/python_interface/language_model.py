@@ -29,7 +29,11 @@ from fairseq_plugins.python_interface.scoring import (
 )
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.evaluation import loss_unit
-from fairseq_plugins.segment_language_model.generation import allow_unlikely_prompts, end_by_length
+from fairseq_plugins.segment_language_model.generation import (
+    allow_unlikely_prompts,
+    block_repeats,
+    end_by_length,
+)
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
@@ -266,8 +270,10 @@ class LanguageModel(LoadedModel):
         generator = self.task.build_generator([self.model], options, **end)
         if not stop_at_newline:
             end_by_length(generator)
-        if sampling and not self.reads_streams:  # the segment task does this itself
-            allow_unlikely_prompts(generator)
+        if not self.reads_streams:  # the segment task does this itself
+            block_repeats(generator)
+            if sampling:
+                allow_unlikely_prompts(generator)
         prefix = tokens.unsqueeze(0).to(self.device)
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
         lengths = source.new_tensor([source.size(1)])

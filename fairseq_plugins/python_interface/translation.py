@@ -3,6 +3,7 @@
 Shapes: B sentences of a batch, T units.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from fairseq_plugins.python_interface.scoring import (
 )
 from fairseq_plugins.python_interface.text import TextCoder, Words
 from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
+from fairseq_plugins.segment_language_model.generation import block_repeats
 
 
 class TranslationModel(LoadedModel):
@@ -87,7 +89,11 @@ class TranslationModel(LoadedModel):
             tokenizer=None,
             bpe=None,
         )
-        hub = GeneratorHubInterface(config, self.task, [self.model]).to(self.device)
+        task = copy.copy(self.task)
+        task.build_generator = lambda *args, **more: block_repeats(
+            self.task.build_generator(*args, **more)
+        )
+        hub = GeneratorHubInterface(config, task, [self.model]).to(self.device)
         # an empty sentence has only its </s>
         found = hub.generate(
             [source for source in sources if len(source) > 1],

@@ -41,7 +41,7 @@ def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
 
 def test_nothing_in_a_file_is_executed(folder):
     torch.save({"model": UnsafePickle(folder / "made")}, folder / "checkpoint_best.pt")
-    with pytest.raises(ValueError, match="holds more than weights and options"):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         load(folder)
     assert not (folder / "made").exists()
 
@@ -87,7 +87,9 @@ def test_a_dictionary_of_another_size_and_other_tasks_are_refused(saved, folder)
     smaller = Dictionary()
     smaller.add_symbol("a")
     smaller.save(str(folder / "dict.txt"))
-    with pytest.raises(ValueError, match=r"last.pt with the dictionary in .*: size mismatch"):
+    with pytest.raises(
+        ValueError, match=r"last.pt with the dictionary in .* trained with another dictionary"
+    ):
         load(folder)
     other = {"_name": "masked_lm"}
     changed(folder / "checkpoint_last.pt", lambda state: state["cfg"]["task"].update(other))

@@ -66,9 +66,9 @@ def test_generator_refuses_what_means_nothing_here(option):
         make_task().build_generator([tiny.tiny_model()], GenerationConfig(**{option: given}))
 
 
-def test_training_forgets_the_best_loss_of_an_earlier_one(monkeypatch):
+def test_training_forgets_the_best_loss_of_an_earlier_one():
     """Hydra's sweeps train one model after another in a process."""
-    monkeypatch.setattr(checkpoint_utils.save_checkpoint, "best", 0.5, raising=False)
+    checkpoint_utils.save_checkpoint.best = 0.5
     task = make_task()
     sizes = {**tiny.SIZES, "decoder_ffn_embed_dim": 16, **tiny.SEGMENTS}
     cfg = OmegaConf.create({"_name": "transformer_xl", **sizes})
