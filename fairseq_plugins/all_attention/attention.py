@@ -86,6 +86,10 @@ class GroupedKeyValues:
         """Return stream ``order[i]`` as stream i."""
         return GroupedKeyValues(tuple(group.select(order) for group in self.groups))
 
+    def whole(self) -> GroupedKeyValues:
+        """Return views of the same tokens, from 0 on."""
+        return GroupedKeyValues(tuple(group.whole() for group in self.groups))
+
     def to(self, *args: Any, **kwargs: Any) -> GroupedKeyValues:
         """Return the past in another dtype or on another device."""
         return GroupedKeyValues(tuple(group.to(*args, **kwargs) for group in self.groups))

@@ -43,6 +43,7 @@ from fairseq_plugins.segment_language_model.options import (
     adaptive_preset,
     check_least,
     check_options,
+    compiled_length,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
@@ -151,6 +152,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             layer_norm=build_final_norm(cfg),
             project=project_spanned_positions,
             checkpoint_activations=cfg.checkpoint_activations,
+            compiled_length=compiled_length(cfg),
         )
         decoder = SegmentDecoder(dictionary, embed_tokens, network, output, cfg)
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
@@ -225,6 +227,11 @@ def _check_attention(cfg: AllAttentionConfig) -> None:
     check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
+    if cfg.compile_layers and cfg.adaptive_span:
+        raise ValueError(
+            "--compile-layers with --adaptive-span: layers would be compiled anew whenever a span "
+            "changes; leave one of the two out"
+        )
     if cfg.span_init > 0 and not cfg.adaptive_span:
         raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
     if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:

@@ -31,7 +31,13 @@ from fairseq_plugins.segment_language_model.past import HiddenStates, Past
 if TYPE_CHECKING:
     from fairseq_plugins.segment_language_model.streams import StreamPasts
 
-CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
+CHANGED_IN_EVALUATION = (
+    "attention_kernel",
+    "clamp_len",
+    "compile_layers",
+    "mem_len",
+    "same_length",
+)
 
 logger = logging.getLogger(__name__)
 

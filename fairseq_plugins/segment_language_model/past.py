@@ -36,6 +36,9 @@ class LayerPast(Protocol):
     def select(self, order: Tensor) -> LayerPast:
         """Return stream ``order[i]`` as stream i."""
 
+    def whole(self) -> LayerPast:
+        """Return the same tokens without what lies around them in memory, for compiled layers."""
+
     def to(self, *args: Any, **kwargs: Any) -> LayerPast:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
 
@@ -81,6 +84,10 @@ class HiddenStates:
     def select(self, order: Tensor) -> HiddenStates:
         """Return stream ``order[i]`` as stream i."""
         return HiddenStates((self.hidden.index_select(0, order),))
+
+    def whole(self) -> HiddenStates:
+        """Return the states as one tensor."""
+        return HiddenStates((self.hidden,))
 
     def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
         """Return the states as one tensor in another dtype or on another device."""
@@ -171,6 +178,10 @@ class KeyValues:
     def select(self, order: Tensor) -> KeyValues:
         """Return stream ``order[i]`` as stream i."""
         return KeyValues.of(self.keys.index_select(1, order), self.values.index_select(1, order))
+
+    def whole(self) -> KeyValues:
+        """Return views of the same tokens, from 0 on; the next tokens go elsewhere."""
+        return KeyValues.of(self.keys, self.values)
 
     def to(self, *args: Any, **kwargs: Any) -> KeyValues:
         """Return the past in another dtype or on another device; itself if nothing changes."""
