@@ -4,7 +4,7 @@ from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.all_attention.network import AllAttentionBlock, AllAttentionNetwork
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
-from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
+from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.network import (
@@ -38,7 +38,7 @@ __all__ = [
     "HiddenStates",
     "KeyValues",
     "LearnedRelativePositions",
-    "MemorySublayer",
+    "MemoryOutput",
     "Past",
     "PersistentVectors",
     "PositionBiases",
