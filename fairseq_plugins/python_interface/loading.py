@@ -126,7 +126,7 @@ def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
 
 def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
     """Return a checkpoint's options of a ``part``, such as "model", by their names."""
-    options = state["cfg"][part] or {}
+    options = state["cfg"].get(part) or {}
     # parsed arguments, or a configuration
     return vars(options) if isinstance(options, Namespace) else dict(options)
 

@@ -154,7 +154,10 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         "compute the layers' activations again in the backward pass, for less memory and more time",
     )
     # the options of other tasks, which build_model refuses, may lack these
-    tokens_per_sample: int = II("oc.select:task.tokens_per_sample,0")
+    # with a text, --arch accepts the option of a task that was forgotten, and can name the task
+    tokens_per_sample: int = option(
+        II("oc.select:task.tokens_per_sample,0"), "segment length, as the task has it"
+    )
     extended_context: int = II("oc.select:task.extended_context,0")
 
 

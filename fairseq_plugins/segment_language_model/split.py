@@ -100,10 +100,11 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
                 f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
                 "binarize the text again"
             )
-        return np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
-    if dataset.supports_prefetch:
-        dataset.prefetch(range(len(dataset)))
-    tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
+        tokens = np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
+    else:
+        if dataset.supports_prefetch:
+            dataset.prefetch(range(len(dataset)))
+        tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
     log_unknown(count_symbol(tokens, dictionary.unk()), len(tokens), path)
     return tokens
 

@@ -113,10 +113,12 @@ def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
     """Return rows for a dataclass's options that have a help text, except those in ``left_out``."""
     rows = []
     for option in dataclasses.fields(config):
-        if option.name in {"_name", "data", *left_out} or not option.metadata.get("help"):
+        text = option.metadata.get("help")
+        of_task = "oc.select:task." in str(option.default)
+        if of_task or option.name in {"_name", "data", *left_out} or not text:
             continue
         default = "" if option.default is None or option.default is False else option.default
-        text = option.metadata["help"].replace("|", "\\|")
+        text = text.replace("|", "\\|")
         rows.append(f"| `--{option.name.replace('_', '-')}` | {default} | {text} |")
     return rows
 
