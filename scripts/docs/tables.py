@@ -50,6 +50,15 @@ def parse(words: Iterable[str]) -> argparse.Namespace:
     return options.parse_args_and_arch(options.get_training_parser(), list(words))
 
 
+class Task:
+    """A task with all that building a model of any kind needs."""
+
+    reads_streams = True
+
+    def __init__(self, dictionary: Any) -> None:
+        self.source_dictionary = self.target_dictionary = dictionary
+
+
 @cache
 def dictionary(symbols: int) -> Any:
     """Return a dictionary of ``symbols`` symbols, including fairseq's special symbols."""
@@ -66,8 +75,7 @@ def build(given: argparse.Namespace, symbols: int) -> Any:
     import torch
     from fairseq.models import build_model
 
-    joint = dictionary(symbols)
-    task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
+    task = Task(dictionary(symbols))
     with torch.device("meta"):
         return build_model(given, task)
 
