@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,7 @@ def dictionary(symbols: int) -> Any:
     return made
 
 
-def build(given: argparse.Namespace, symbols: int) -> Any:
+def build(options: Any, symbols: int) -> Any:
     """Build the model of these options on the meta device, without weights."""
     import torch
     from fairseq.models import build_model
@@ -69,7 +70,7 @@ def build(given: argparse.Namespace, symbols: int) -> Any:
     joint = dictionary(symbols)
     task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
     with torch.device("meta"):
-        return build_model(given, task)
+        return build_model(options, task)
 
 
 def count_parameters(model: Any) -> int:
@@ -79,9 +80,15 @@ def count_parameters(model: Any) -> int:
 
 def preset_row(arch: str, name: str) -> str:
     """Return the start of a preset's table row: name, sizes, number of parameters."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
     task = TASKS[name]
     length = [] if task == "translation" else ["--tokens-per-sample", "512"]
-    model = parse(["DATA", "--task", task, "--arch", arch, *length])
+    given = parse(["DATA", "--task", task, "--arch", arch, *length])
+    with warnings.catch_warnings():
+        # fairseq's own use of hydra causes warnings
+        warnings.simplefilter("ignore", UserWarning)
+        model = convert_namespace_to_omegaconf(given).model
     symbols = next(count for name, count in SYMBOLS.items() if name in arch)
     parameters = count_parameters(build(model, symbols))
     layers = f"{model.encoder_layers} + " if task == "translation" else ""
