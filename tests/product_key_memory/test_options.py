@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from fairseq_plugins.fairseq_integration.error_messages import flag
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.parameters import update_rule
@@ -150,7 +149,7 @@ def test_arguments_and_their_options(name, value, remedy):
     named = "0" if name == "query_hidden_dims" else str(value)
     argument = (4, 0) if name == "query_hidden_dims" else value
     assert_refused(exact_memory, {name: argument}, f"`{name}`", named, remedy)
-    assert_refused(from_options, {name: value}, flag(f"memory_{name}"), named, remedy)
+    assert_refused(from_options, {name: value}, f"`{name}`", named, remedy)
 
 
 def build_two_widths():

@@ -3,11 +3,9 @@
 import math
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq_plugins.fairseq_integration.error_messages import sizes_in_memory
 from omegaconf import OmegaConf
 
 from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
@@ -122,18 +120,6 @@ REFUSED += [
 def test_what_cannot_be_is_refused_by_name(refused, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
-
-
-def test_a_model_that_memory_does_not_hold_is_refused_with_its_sizes():
-    cfg = SimpleNamespace(decoder_layers=2, decoder_embed_dim=2**50, persistent_vectors=0)
-    sizes = r"\(--decoder-layers 2, --decoder-embed-dim 1125899906842624\)"
-    with (
-        pytest.raises(ValueError, match=f"more memory than this machine has {sizes}: give smaller"),
-        sizes_in_memory(cfg),
-    ):
-        torch.empty(2**50)
-    with pytest.raises(RuntimeError, match="something else"), sizes_in_memory(cfg):
-        raise RuntimeError("something else")
 
 
 def test_weights_far_beyond_the_memory_are_refused_adaptive_embeddings_apart(monkeypatch):

@@ -1,13 +1,9 @@
 """The models: sizes, options, errors, checkpoints, and κ and α in validation logs."""
 
-import copy
-import pickle
 import re
 
 import pytest
-import torch
 from fairseq.dataclass.configs import EMAConfig
-from fairseq.logging import metrics
 from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 
@@ -183,48 +179,3 @@ def test_an_exponential_moving_average_of_the_weights_keeps_the_reading(options)
     ema.step(model)
     # another reading would be refused
     load(ema.get_model(), seed=2, **options)
-
-
-LAYERS = [f"{part}{number}" for part in ("encoder", "decoder") for number in (1, 2)]
-FIGURES = {
-    f"{layer}_{kind}{i}" for layer in LAYERS for kind in ("kappa", "alpha") for i in range(1, 5)
-}
-
-
-def validate(model, batches=1):
-    """Return the branch weights that a pass over a validation set logs, by name."""
-    with metrics.aggregate(new_root=True) as found:
-        for _ in range(batches):
-            model(**sentences())
-    values = found.get_smoothed_values()
-    return {name: values[name] for name in FIGURES & set(values)}
-
-
-@EACH_READING
-def test_validation_logs_what_was_learned_by_layer_once(monkeypatch, reading):
-    model = tiny_weighted_transformer(branch_weights="uniform", branch_residual=reading).eval()
-    logged, log = [], metrics.log_derived
-    monkeypatch.setattr(metrics, "log_derived", lambda *given: logged.append(given) or log(*given))
-    for validations in (1, 2):
-        values = validate(model, batches=3)
-        assert len(logged) == validations * len(FIGURES)
-    assert set(values) == FIGURES
-    for weights in weights_in(model.encoder.layers[1]):
-        for kind, x in zip(weights.kinds, weights.learned(), strict=True):
-            found = [values[f"encoder2_{kind}{i}"] for i in (1, 2, 3, 4)]
-            assert found == pytest.approx(x.tolist(), abs=1e-4)
-    assert not validate(model.train())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_log_what_is_their_own(copied):
-    model = tiny_weighted_transformer().eval()
-    with metrics.aggregate(new_root=True):
-        model(**sentences())
-        other = copied(model)
-    before = validate(model)
-    kappa = other.encoder.layers[1].self_attn.out_proj.weights.kappa
-    kappa.data = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    found = validate(other)
-    assert [found[f"encoder2_kappa{i}"] for i in (1, 2, 3, 4)] == [0, 0, 1, 0]
-    assert validate(model) == before
