@@ -120,20 +120,19 @@ REFUSED = [
     ({"branch_lr": 0.0}, "--branch-lr is 0.0: it must be above 0"),
     ({"branch_warmup_updates": 0}, "--branch-warmup-updates is 0: it must be at least 1"),
     ({"freeze_branch_weights_after": -1}, "--freeze-branch-weights-after is -1: it must be 0 "),
-    ({"branch_top_k": 0}, "--branch-top-k is 0: it must be from 1 to the number of branches, 4"),
-    ({"branch_top_k": 5}, "--branch-top-k is 5: it must be from 1 to the number of branches, 4"),
-    ({**TOP_2, "branch_weights": "uniform"}, "--branch-weights uniform with --branch-top-k"),
-    ({**TOP_2, "branch_training": "shake"}, "--branch-training shake with --branch-top-k"),
+    ({"branch_top_k": 0}, "`top_k` is 0: it must be from 1 to the number of branches, 4"),
+    ({"branch_top_k": 5}, "`top_k` is 5: it must be from 1 to the number of branches, 4"),
+    ({**TOP_2, "branch_weights": "uniform"}, "`outside_training` uniform with `top_k`"),
+    ({**TOP_2, "branch_training": "shake"}, "`shake` with `top_k`"),
     *(
         (
             {f"{part}_ffn_embed_dim": 26, "branch_residual": reading},
-            f"--{part}-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple "
-            f"of --{part}-attention-heads",
+            "`ffn_embed_dim` is 26: the 4 branches share it, so it must be a multiple of `branches`",
         )
         for part in ("encoder", "decoder")
         for reading in READINGS
     ),
-    ({**BOTH, "decoder_ffn_embed_dim": 25}, "--decoder-ffn-embed-dim is 25: both attentions"),
+    ({**BOTH, "decoder_ffn_embed_dim": 25}, "`ffn_embed_dim` is 25: both attentions"),
     *(
         ({name: value}, f"--{name.replace('_', '-')} is {value}: weighted_transformer does not")
         for name, value in NOT_HAD.items()
