@@ -95,7 +95,6 @@ def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
         ("--extended-context", 4, "--extended-context.* --mem-len"),
         ("--batch-size", 100000, "--batch-size"),
         ("--max-tokens", 64, "--max-tokens"),
-        ("--arch", "weighted_transformer_tiny", "--mem-len"),
     ],
 )
 def test_options_that_do_not_go_together(corpora, tmp_path, option, value, named):

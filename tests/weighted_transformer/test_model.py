@@ -127,7 +127,7 @@ REFUSED = [
     *(
         (
             {f"{part}_ffn_embed_dim": 26, "branch_residual": reading},
-            "`ffn_embed_dim` is 26: the 4 branches share it, so it must be a multiple of `branches`",
+            "`ffn_embed_dim` is 26: the 4 branches share it, so it must be a multiple of `bran",
         )
         for part in ("encoder", "decoder")
         for reading in READINGS
