@@ -50,7 +50,6 @@ _AXES = {
     TRAINING_LOSS: ("training_losses", f"training loss, {UNIT}"),
 }
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
-_USAGE = re.compile(r"valid_memory\d+_usage")
 _SEED = re.compile(r"-\d+$")
 
 
@@ -125,15 +124,11 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
     if facts is None:
         return row
     parameters = next(filter(None, map(_PARAMETERS.search, lines)), None)
-    # usage of the first memory
-    names = {name: None for values in figures for name in values if _USAGE.fullmatch(name)}
-    usages = [values[name] for name in [*names][:1] for values in figures if name in values]
     speeds = [float(x["wps"]) for x in figures if x.keys() >= {"wps", "num_updates"}]
     return {
         **row,
         "parameters": parameters and int(parameters[1].replace(",", "")),
         "tokens_per_second": median(speeds) if speeds else None,
-        "usage_percent": float(usages[-1]) if usages else None,
         "minutes": [seconds / 60 for seconds in row["seconds"]],
         "bits": [known_bits(loss, facts) for loss in losses],
     }
@@ -161,11 +156,10 @@ def format_facts(rows: list[dict[str, Any]], facts: int) -> str:
             f"{row['minutes'][-1]:.1f}",
             f"{row['bits'][-1]:.2f}",
             f"{row['bits'][-1] * facts:,.0f}",
-            f"{row['usage_percent']:.1f}%" if row["usage_percent"] else "",
         ]
         for row in rows
     ]
-    heads = "training|parameters|tokens/s|updates|minutes|bits a fact|bits|usage"
+    heads = "training|parameters|tokens/s|updates|minutes|bits a fact|bits"
     return markdown_table(heads.split("|"), cells)
 
 

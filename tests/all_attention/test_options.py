@@ -37,7 +37,7 @@ REFUSED = [
     ({"span_epsilon": float("nan")}, "--span-epsilon is nan: it must be in [0, 1)"),
     ({"mem_len": 7}, "--mem-len is 7: attention reaches no farther back than --attention-span, 6"),
     ({**SPLIT, "persistent_vectors": 0}, "is attn-split with --persistent-vectors 0: there are no"),
-    ({**HALVED, "decoder_attention_heads": 1}, "--decoder-attention-heads is 1: half of them see"),
+    ({**HALVED, "decoder_attention_heads": 1}, "`num_heads` is 1: half of them see"),
     ({**APART, "decoder_ffn_embed_dim": 8}, "--decoder-ffn-embed-dim is 8 with --persistent-vari"),
 ]
 

@@ -58,7 +58,7 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
 def test_generation_that_cannot_be_is_refused(data, checkpoint, options, named):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2, "--batch-size", 5)
     printed = run("fairseq-generate", data, *TASK, *words, *options.split(), fails=True)
-    assert named in re.search(r"^error: .*", printed, re.MULTILINE)[0]
+    assert named in re.search(r"^ValueError: .*", printed, re.MULTILINE)[0]
 
 
 def test_generate_scores_given_text(data, checkpoint, test_tokens):

@@ -17,7 +17,7 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
 )
-from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training_command
+from tests.end_to_end.trainings import EXACT, assert_equal, parameters, training_command
 
 TASK = (*USER_DIR, "--task", "language_modeling")
 
@@ -33,13 +33,6 @@ def train_lm(corpora, folder, *options):
 def evaluate_lm(data, checkpoint, length=16, fails=False):
     words = ("--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", length)
     return run("fairseq-eval-lm", data, *TASK, *words, *ALL, fails=fails)
-
-
-def measured(printed):
-    """Return the names of the memory figures that the last validation logged."""
-    figures = logged(printed)["valid", 6]
-    assert all(float(figures[name]) > 0 for name in figures if "memory" in name)
-    return sorted(name for name in figures if "memory" in name)
 
 
 def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_tokens):
@@ -60,10 +53,7 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
     """Adam trains them with dense gradients."""
     options = """--memory-layers 1,2 --memory-interleave --memory-value-dim 8 --optimizer adam
     --no-decoder-learned-pos --checkpoint-activations"""
-    printed = train_lm(corpora, tmp_path, *options.split())
-    assert measured(printed) == [
-        f"valid_memory{layer}_{figure}" for layer in (1, 2) for figure in ("kl", "usage")
-    ]
+    train_lm(corpora, tmp_path, *options.split())
     path = tmp_path / "checkpoint_last.pt"
     options = torch.load(path, weights_only=True)["cfg"]["model"]
     assert (options["memory_optimizer"], options["decoder_learned_pos"]) == ("adam", False)
@@ -78,7 +68,6 @@ def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_pat
     words = training_command(corpora, "all_attention", tmp_path, *options.split())
     printed = run(*(word for word in words if word not in ("--adagrad-clip", "0.03")))
     assert "product-key memories in layers 2" in printed
-    assert measured(printed) == ["valid_memory2_kl", "valid_memory2_usage"]
     printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5)
     assert tokens_evaluated(printed) == test_tokens
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from fairseq_plugins.fairseq_integration.error_messages import flag
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.parameters import update_rule
@@ -150,7 +149,7 @@ def test_arguments_and_their_options(name, value, remedy):
     named = "0" if name == "query_hidden_dims" else str(value)
     argument = (4, 0) if name == "query_hidden_dims" else value
     assert_refused(exact_memory, {name: argument}, f"`{name}`", named, remedy)
-    assert_refused(from_options, {name: value}, flag(f"memory_{name}"), named, remedy)
+    assert_refused(from_options, {name: value}, f"`{name}`", named, remedy)
 
 
 def build_two_widths():
@@ -171,7 +170,7 @@ REFUSED = [
     (make_memory, {"values_dtype": torch.float16}, "`values_dtype` is", "float16", "bfloat16"),
     (lambda: exact_memory(values_of=exact_memory(), slots=36), {}, "`slots` is 36", "25"),
     (lambda: exact_memory(values_of=exact_memory(), value_dim=4), {}, "`value_dim` is 4", "6"),
-    (build_two_widths, {}, "--memory-value-dim is 6", "8"),
+    (build_two_widths, {}, "`value_dim` is 6", "8"),
     (call_memory(torch.zeros(2, D + 1)), {}, "a memory", "(2, 7)", "must be 6"),
     (call_memory(torch.zeros(())), {}, "a memory", "()", "must be 6"),
     (call_memory(torch.zeros(2, D), torch.zeros(3) > 0), {}, "a memory", "`padding_mask`", "(3,)"),
@@ -185,7 +184,7 @@ REFUSED = [
     (language_model, NONE | INTERLEAVE, "--memory-interleave", "give --memory-layers"),
     (language_model, NONE | PARALLEL, "--memory-parallel", "give --memory-layers"),
     (language_model, INTERLEAVE | PARALLEL, "--memory-interleave", "--memory-parallel"),
-    (language_model, {"memory_slots": 50}, "--memory-slots is 50", "49 or 64"),
+    (language_model, {"memory_slots": 50}, "`slots` is 50", "49 or 64"),
     (language_model, {"decoder_layers_to_keep": "1"}, "--decoder-layers-to-keep is 1", "leave one"),
     (language_model, {"base_layers": 1}, "--base-layers is 1 with --memory-layers", "leave one"),
     (language_model, ADAM | {"memory_trainable_slots": "F"}, "--memory-trainable-slots F", "adam_"),
@@ -197,9 +196,9 @@ REFUSED = [
     (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
     (tiny_transformer, INTERLEAVE, "--memory-interleave", "give --encoder-memory-layers"),
     (tiny_transformer, KEPT, "--decoder-layers-to-keep is 0 with --decoder-memory-layers"),
-    (memory_optimizer, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
-    (memory_optimizer, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
-    (memory_optimizer, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
+    (memory_optimizer, {"memory_lr": float("inf")}, "`memory_lr` is inf", "finite"),
+    (memory_optimizer, {"memory_lr": -1.0}, "`memory_lr` is -1.0", "0 or more"),
+    (memory_optimizer, {"memory_weight_decay": -0.5}, "`memory_weight_decay` is -0.5", "0 or more"),
     (memory_optimizer, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
 ]
 
@@ -233,7 +232,7 @@ def test_the_optimizers_state_of_another_memory(before, after, times, words):
 
 def test_faiss_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    words = "--memory-search faiss", "pip install faiss-cpu", "--memory-search torch"
+    words = "`search` faiss", "pip install faiss-cpu", "`search` torch"
     assert_refused(from_options, {"search": "faiss"}, *words)
 
 

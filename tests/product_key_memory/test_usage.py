@@ -1,23 +1,11 @@
 """Usage and KL divergence: their formulas, heads, workers, and their logs in validation."""
 
-import copy
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
-from fairseq.logging import metrics
 
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
-from tests import tiny
-from tests.product_key_memory.tiny import (
-    BUILDERS,
-    build,
-    memories,
-    padded,
-    score,
-    tiny_language_model,
-)
 from tests.two_workers import on_two_workers
 
 SLOTS = 8
@@ -79,66 +67,3 @@ def test_reads_of_two_workers_are_summed(tmp_path):
         assert second.tolist() == [1.25, 1.5, 0, 0, 0, 1.25, 0, 0]
         assert torch.equal(again, second)
         assert own.sum().item() == 2
-
-
-# --- logs in validation
-
-
-def test_each_pass_of_validation_has_figures_of_its_own():
-    model = tiny_language_model(memory_layers="2", memory_query_batch_norm=True)
-    (memory,) = memories(model)
-    one, other = [tiny.tokens(2, 4, 1), padded(5, 3)], [tiny.tokens(1, 3, 3)]
-    model.train()(tiny.tokens(3, 6, 4))
-    for batches in (one, other, one):
-        memory.usage = MemoryUsage(len(memory.values), memory.heads)
-        for batch in batches:
-            model.eval().decoder(batch)
-        reads, memory.usage = memory.usage.total(), None
-        # as fairseq's validate() does
-        with metrics.aggregate(new_root=True) as found:
-            for batch in batches:
-                with metrics.aggregate("valid"), torch.no_grad():
-                    model(batch)
-        assert found.get_smoothed_values() == {
-            "memory2_usage": round(100 * usage(reads), 2),
-            "memory2_kl": pytest.approx(kl_from_uniform(reads), abs=1e-4),
-        }
-
-
-@pytest.mark.parametrize("kind", BUILDERS)
-def test_models_name_the_layer_and_the_part(kind):
-    # a copy, as --store-ema makes
-    model, batch = copy.deepcopy(build(kind).eval()), padded(6, 4)
-    names = ["encoder_memory2", "decoder_memory1"] if kind == "translation" else ["memory2"]
-    with metrics.aggregate(new_root=True) as found, torch.no_grad():
-        score(model, batch)
-        # as generation does in validation (--eval-bleu)
-        before = dict(found.get_smoothed_values())
-        if kind == "translation":
-            model.encoder(tiny.tokens(3, 9, 7))
-        assert found.get_smoothed_values() == before
-    of_memories = {name: figure for name, figure in before.items() if "memory" in name}
-    assert list(of_memories) == [f"{name}_{figure}" for name in names for figure in ("usage", "kl")]
-    assert all(figure > 0 for figure in of_memories.values())
-
-
-def test_nothing_is_recorded_outside_validation():
-    model = tiny_language_model(memory_layers="2")
-    (memory,) = memories(model)
-    seen = []
-    memory.register_forward_hook(lambda *_: seen.append(memory.usage))
-    with metrics.aggregate("train"):
-        model.train()(tiny.tokens(1, 3))
-    with torch.no_grad():
-        model.eval()(tiny.tokens(1, 3))
-    with metrics.aggregate(new_root=True):
-        model.train()(tiny.tokens(1, 3))
-    assert seen == [None, None, None]
-    assert not any("memory" in key for key in metrics.get_smoothed_values("default"))
-    # a failed pass leaves nothing behind
-    for batch in (tiny.tokens(1, 3), torch.full((1, 3), 10_000)):
-        failing = pytest.raises(IndexError) if batch.max() == 10_000 else nullcontext()
-        with metrics.aggregate(new_root=True), torch.no_grad(), failing:
-            model.eval()(batch)
-        assert isinstance(seen[-1], MemoryUsage)
-        assert memory.usage is None

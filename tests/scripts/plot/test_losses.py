@@ -167,9 +167,7 @@ def test_facts_that_a_training_knows(tmp_path, capsys):
         lines += [
             f'{{"epoch": 1, "loss": "2.9", "wps": "{1000 * number}", "num_updates": "{number}", '
             '"train_wall": "60"}',
-            f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}", '
-            # the usage of the first memory is shown
-            f'"valid_memory2_usage": "{number}.25", "valid_memory4_usage": "99"}}',
+            f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}"}}',
         ]
     log = tmp_path / "train.log"
     log.write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -178,8 +176,7 @@ def test_facts_that_a_training_knows(tmp_path, capsys):
     row = json.loads((tmp_path / "out/losses.json").read_text(encoding="utf-8"))["rows"][0]
     assert (row["parameters"], row["tokens_per_second"]) == (1_030_272, 20_000)
     assert (row["updates"], row["minutes"]) == ([10, 20, 30], [1, 2, 3])
-    assert row["usage_percent"] == 30.25
     assert row["bits"] == pytest.approx([0, 4, 8])
     printed = capsys.readouterr().out
-    assert all(f" {figure} |" in printed for figure in ("1,030,272", "8.00", "32,768", "30.2%"))
+    assert all(f" {figure} |" in printed for figure in ("1,030,272", "8.00", "32,768"))
     assert (tmp_path / "out/losses.png").stat().st_size > 10_000
