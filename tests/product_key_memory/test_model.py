@@ -107,5 +107,5 @@ def test_an_average_of_weights_has_the_hidden_values_and_statistics(kind):
     for name, value in averaged.items():
         # fairseq averages a tied parameter once for each of its names, and no version
         tied = sum(value.data_ptr() == other.data_ptr() for other in averaged.values()) > 1
-        if value.is_floating_point() and not tied:
+        if value.is_floating_point() and not tied and "version" not in name:
             torch.testing.assert_close(value, expected[name])
