@@ -7,6 +7,7 @@ the ramp of a span, N persistent vectors, d model width, d_h = d / H.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -263,16 +264,23 @@ class AllAttention(nn.Module):
             if log_mask is not None:
                 # no mask for distances that the window hides
                 log_mask = log_mask[:, group.width - farthest :]
-            values_of_group, lse = choose_kernel(self.kernel)(
+            attend = functools.partial(
+                choose_kernel(self.kernel),
                 group.select(query),
                 keys,
                 values,
                 positions.rel_keys,
                 Window(self.window.nearest, farthest),
+            )
+            span = self.span if self.span is not None and self.span.epsilon else None
+            values_of_group, lse = attend(
                 dropout=self._rate(),
                 distance_bias=log_mask,
-                return_lse=return_lse,
+                return_lse=return_lse or span is not None,
             )
+            if span is not None:
+                _, unmasked_lse = attend(return_lse=True)
+                values_of_group, lse = span.add_epsilon(values_of_group, lse, unmasked_lse)
             attended.append(values_of_group)
             lses.append(lse)
             if extended is not None:

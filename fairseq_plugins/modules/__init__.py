@@ -19,22 +19,20 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalRelativePositions,
 )
 from fairseq_plugins.transformer_xl.network import TransformerXL, TransformerXLBlock
-from fairseq_plugins.weighted_transformer.as_written_attention import (
-    AttentionHeads,
-    BranchedAttention,
-    BranchedFeedForward,
-)
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
+from fairseq_plugins.weighted_transformer.layers import (
+    WeightedAttention,
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+    WeightedLinear,
+)
 
 __all__ = [
     "AdaptiveSpan",
     "AllAttention",
     "AllAttentionBlock",
     "AllAttentionNetwork",
-    "AttentionHeads",
     "BranchWeights",
-    "BranchedAttention",
-    "BranchedFeedForward",
     "Clamped",
     "FeedForward",
     "HiddenStates",
@@ -52,6 +50,10 @@ __all__ = [
     "SinusoidalRelativePositions",
     "TransformerXL",
     "TransformerXLBlock",
+    "WeightedAttention",
+    "WeightedDecoderLayer",
+    "WeightedEncoderLayer",
+    "WeightedLinear",
     "Window",
     "project_to_simplex",
 ]
