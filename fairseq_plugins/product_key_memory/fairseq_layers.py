@@ -142,12 +142,16 @@ class _MemorySublayer(nn.Module):
     """Base class of both kinds of layers: the sublayer of the memory."""
 
     def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
-        self.memory = memory
         self.interleave = interleave
+        final_layer_norm = self.final_layer_norm
+        if not interleave:
+            del self.fc1, self.fc2, self.final_layer_norm
+        # modules are in the order of the computation
+        self.memory = memory
         if interleave:
             self.memory_layer_norm = LayerNorm(self.embed_dim)
         else:
-            del self.fc1, self.fc2
+            self.final_layer_norm = final_layer_norm
 
     def _add_memory(
         self, x: Tensor, layer_norm: nn.Module, padding_mask: Tensor | None, scale: Any = None

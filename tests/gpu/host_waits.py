@@ -14,7 +14,7 @@ SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
 # functions that may wait in an update on one worker, as in the table of docs/gpu.md
 WAITS = {
     SPANS_READ,
-    "fairseq_plugins/product_key_memory/lazy_adam.py places",
+    "fairseq_plugins/product_key_memory/optimizer.py clip_grad_norm",
     "fairseq_plugins/product_key_memory/values.py row_gradients",
 }
 
