@@ -1,7 +1,6 @@
 """Checks of the targets' probabilities, and the tally of an evaluation."""
 
 import pytest
-import torch
 
 from tests import tiny
 

@@ -10,7 +10,15 @@ from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import FeedForward, SegmentLayer, SegmentNetwork
-from tests.segment_language_model.networks import BUILDERS, STREAMS, TOKENS, WIDTH, build, draw, read
+from tests.segment_language_model.networks import (
+    BUILDERS,
+    STREAMS,
+    TOKENS,
+    WIDTH,
+    build,
+    draw,
+    read,
+)
 
 each_network = pytest.mark.parametrize("name", BUILDERS)
 MODES = [(True, torch.enable_grad), (False, torch.enable_grad), (False, torch.no_grad)]
