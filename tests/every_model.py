@@ -36,6 +36,7 @@ CASES = {
     "locked dropout": case(tiny.tiny_transformer_xl, TEXT, **LOCKED),
     "recurrent memory table": case(tiny.tiny_transformer_xl, TEXT, **SPARSE),
     "spans": case(tiny.tiny_model, "span_loss", **SPANS),
+    "spans with epsilon": case(tiny.tiny_model, "span_loss", **SPANS, span_epsilon=1e-8),
     **{
         variant: case(tiny.tiny_model, TEXT, persistent_variant=variant)
         for variant in (*tiny.VARIANTS, "ff-attn")

@@ -15,6 +15,7 @@ OPEN = {"adaptive_span": True, "span_init": 1.0}
 PLACES = [*VARIANTS, "ff-attn"]
 MODELS = [
     *({"persistent_variant": place, **LEARNED} for place in PLACES),
+    *({"persistent_variant": place, **LEARNED, "span_epsilon": 0.2} for place in PLACES),
     *({**options, **spans} for options in ({}, FEED_FORWARD) for spans in ({}, LEARNED, OPEN)),
     {"share_decoder_input_output_embed": True, "output_bias": True},
     {"clamp_len": 3},

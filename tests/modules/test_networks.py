@@ -148,6 +148,28 @@ def test_compiled_networks_compute_the_same(name):
         torch.testing.assert_close(compiled(rest, past)[0], network(rest, past)[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("build_model", [tiny_transformer_xl, tiny_model])
+@pytest.mark.parametrize("training", [True, False])
+def test_models_of_compiled_layers_compute_the_same(monkeypatch, build_model, training):
+    torch.compiler.reset()
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **options: compile_module(self, "aot_eager", **options)
+    )
+    # --mem-len 6 is full after one segment of 8, and the last segment is shorter
+    stream, options, results = tokens(2, 36), {"mem_len": 6}, []
+    for compiled in (True, False):
+        model = build_model(**options, compile_layers=compiled).double().train(training)
+        scores = scores_by_segment(
+            model, stream, 8, torch.enable_grad if training else torch.no_grad
+        )
+        results.append([scores])
+        if training:
+            results[-1] += torch.autograd.grad(scores.square().sum(), [*model.parameters()])
+    torch.testing.assert_close(*results)
+
+
 @each_network
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cast_networks_compute_in_that_precision(name, dtype):

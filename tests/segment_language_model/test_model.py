@@ -18,7 +18,7 @@ SPANS = {"adaptive_span": True, "span_ramp": 2}
 ZERO_MEMORY = [
     (tiny_model, {}),
     (tiny_model, {"mem_len": 4}),
-    (tiny_model, {**SPANS, "span_init": 0.3}),
+    (tiny_model, {**SPANS, "span_init": 0.3, "span_epsilon": 0.1}),
     (tiny_model, SPANS),
     (tiny_transformer_xl, {"mem_len": 5}),
     (tiny_transformer_xl, {"mem_len": 5, "same_length": True, "decoder_normalize_before": True}),

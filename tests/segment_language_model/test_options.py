@@ -100,6 +100,10 @@ REFUSED += [
     (lambda: segment_loss(span_loss=math.inf), "--span-loss is inf: it must be at least 0"),
     (lambda: segment_loss(span_loss=math.nan), "--span-loss is nan: it must be at least 0"),
     # errors of the task
+    (
+        {"compile_layers": True, "checkpoint_activations": True},
+        "--compile-layers with --checkpoint-activations",
+    ),
     (lambda: set_up(batch_split=0), "--batch-split is 0: it must be at least 1"),
     (lambda: set_up(tokens_per_sample=0), "--tokens-per-sample is 0: it must be at least 1"),
     (lambda: set_up(extended_context=-1), "--extended-context is -1: it must be at least 0"),
