@@ -14,14 +14,14 @@ from tests.scripts.prepare.prepared import refused, zipped
 DOWNLOADS = Path(os.environ.get("NLTK_ARCHIVES", Path(__file__).parents[3] / "shared/data/nltk"))
 BROWN = (
     b"\n\n\tThe/at jury/nn said/vbd ``/`` no/at evidence/nn ''/'' ,/, to/in Mr./np Allen/np Jr./np "
-    b"./.\n\n\n\t(/( It/pps was/bedz 3/cd and\\/or/cc 4/cd )/) :/: why/wrb ?/. ?/.\n"
+    b"./.\n\n\n\t(/( It/pps was/bedz 3/4/cd )/) :/: why/wrb ?/. ?/.\n"
 )
 REVIEW = (
     b'" it\'s $12 , 000 , " mr . x ( of the u . s . ) says . . . \n'
     b"rated 1 . 85 : 1 ; 9 &nbsp ; % !\n"
 )
 SPEECH = "The Nation\u2019s work\u2014and  ours.\r\n \r\nPlease.\n".encode("big5")
-RURAL = b"Wheat\nIt rained.\n\nWool\nIt did not.\n" * 50
+RURAL = b"Wheat\nIt rained.\n\nWool\nIt did not.\n\n" * 50
 SCIENCE = b"Caf\xe9s at 5\xb0C\r\nSo it is.\r\n\r\nG\xc3\xb6teborg\r\n"
 
 
@@ -54,9 +54,9 @@ def test_english_undoes_tokenisation_and_keeps_documents_whole(
     texts = {}
     for name in english.ARCHIVES:
         texts |= english.documents(archives / f"{name}.zip")
-    review = '"it\'s $12,000," mr. x (of the u.s.) says...\nrated 1.85:1; 9 %!'
+    review = '"it\'s $12,000," mr. x (of the u.s.) says...\nrated 1.85:1; 9%!'
     assert texts == {
-        "brown/ca01": 'The jury said "no evidence", to Mr. Allen Jr.\n(It was 3 and/or 4): why?',
+        "brown/ca01": 'The jury said "no evidence", to Mr. Allen Jr.\n(It was 3/4): why?',
         **{f"movie_reviews/pos/cv{number:03}_1.txt": review for number in range(3)},
         "state_union/1970-Nixon.txt": "The Nation's work--and ours.\nPlease.",
         "abc/science.txt 0": "Cafes at 5 degrees C\nSo it is.\nGoteborg",
