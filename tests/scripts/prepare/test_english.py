@@ -11,7 +11,8 @@ from scripts.prepare import english
 from tests.scripts.prepare.prepared import refused, zipped
 
 # set it to a folder with the published archives
-DOWNLOADS = Path(os.environ.get("NLTK_ARCHIVES", Path(__file__).parents[3] / "shared/data/nltk"))
+BESIDE = Path(__file__).parents[4] / "shared/data/nltk"
+DOWNLOADS = Path(os.environ.get("NLTK_ARCHIVES", BESIDE))
 BROWN = (
     b"\n\n\tThe/at jury/nn said/vbd ``/`` no/at evidence/nn ''/'' ,/, to/in Mr./np Allen/np Jr./np "
     b"./.\n\n\n\t(/( It/pps was/bedz 3/4/cd )/) :/: why/wrb ?/. ?/.\n"
