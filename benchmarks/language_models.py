@@ -1,6 +1,6 @@
-"""Language models that read the same streams segment by segment, with a full memory.
+"""Language models that read the same streams segment by segment, with a full past.
 
-Shapes: B streams, T tokens of a segment, M remembered tokens, d model width.
+Shapes: B streams, T tokens of a segment, M tokens of the past, d model width.
 """
 
 import importlib.util
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from benchmarks.measure import AUTOCAST, FP32, PUBLISHED, TRAINING, Case, Model, Setting, Work
 from benchmarks.published import PublishedAllAttention, PublishedTransformerXL, translate
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
-from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.past import HiddenStates, Past
 from fairseq_plugins.transformer_xl.model import (
     PRESETS,
     TransformerXLConfig,
@@ -41,8 +40,17 @@ def make_dictionary() -> Dictionary:
     return dictionary
 
 
+class StreamTask:
+    """A task with all that building a segment language model needs."""
+
+    reads_streams = True
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self.source_dictionary = self.target_dictionary = dictionary
+
+
 class Reader(nn.Module):
-    """A language model that reads segment by segment; this base class has no memory."""
+    """A language model that reads segment by segment; this base class keeps no past."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -66,12 +74,12 @@ class Ours(Reader):
     """A segment language model of this package."""
 
     def remember(self, past: Tensor) -> None:  # noqa: D102
-        decoder, self.recurrence = self.model.decoder, Recurrence()
-        states = [HiddenStates(past)] * len(decoder.layers)
-        self.recurrence.write(decoder, 0, states, past.size(1), decoder.context.mem_len)
+        states = (HiddenStates((past,)),) * len(self.model.decoder.network.layers)
+        self.past = Past(states, past.size(1))
 
     def scores(self, tokens: Tensor) -> Tensor:  # noqa: D102
-        return self.model(tokens, recurrence=self.recurrence)[0]
+        features, self.past = self.model.decoder.read(tokens, self.past)
+        return self.model.decoder.output_layer(features)
 
 
 class XTransformers(Reader):
@@ -82,10 +90,10 @@ class XTransformers(Reader):
         self.depth = depth
 
     def remember(self, past: Tensor) -> None:  # noqa: D102
-        self.memory = [past] * self.depth
+        self.past = [past] * self.depth
 
     def scores(self, tokens: Tensor) -> Tensor:  # noqa: D102
-        scores, self.memory = self.model(tokens, mems=self.memory, return_mems=True)
+        scores, self.past = self.model(tokens, mems=self.past, return_mems=True)
         return scores
 
 
@@ -131,15 +139,15 @@ class Reading(NamedTuple):
     Args:
         name: name of the case.
         mode: TRAINING or EVALUATION.
-        memory: M.
+        past: M.
         streams: B.
-        segments: number of segments per turn; in evaluation, enough to renew the memory.
+        segments: number of segments per turn; in evaluation, enough to renew the past.
         title: our model's name in plots.
     """
 
     name: str
     mode: str
-    memory: int
+    past: int
     streams: int
     segments: int = 1
     title: str = ""
@@ -152,7 +160,7 @@ def language_model_case(
     training = reading.mode == TRAINING
 
     def build(make: Callable[[], nn.Module], setting: Setting) -> Work:
-        past = torch.randn(reading.streams, reading.memory, cfg.decoder_embed_dim)
+        past = torch.randn(reading.streams, reading.past, cfg.decoder_embed_dim)
         # symbols are distributed by Zipf's law, without special symbols
         special, symbols = Dictionary().nspecial, len(make_dictionary())
         shape = max(reading.segments, COMPARED), reading.streams, cfg.tokens_per_sample + 1
@@ -204,12 +212,12 @@ def transformer_xl_case(
         attention_dropout=0.0,
         tokens_per_sample=segment,
         extended_context=0,
-        mem_len=reading.memory,
+        mem_len=reading.past,
         clamp_len=clamp,
         same_length=clamp is not None,
     )
     dictionary = make_dictionary()
-    task = SimpleNamespace(source_dictionary=dictionary)
+    task = StreamTask(dictionary)
     makers = {
         "transformer_xl": lambda: Ours(TransformerXLLanguageModel.build_model(cfg, task)),
         "transformer_lm": lambda: build_plain(cfg, dictionary),
@@ -247,12 +255,12 @@ def all_attention_case(
         tokens_per_sample=segment,
         extended_context=0,
     )
-    task = SimpleNamespace(source_dictionary=make_dictionary())
+    task = StreamTask(make_dictionary())
 
     def build(**sizes: int) -> Ours:
         built = AllAttentionLanguageModel.build_model(replace(cfg, **sizes), task)
-        for layer in built.decoder.layers:
-            nn.init.constant_(layer.self_attn.span.value, spans)
+        for span in built.learned_spans():
+            nn.init.constant_(span.value, spans)
         return Ours(built)
 
     makers = {

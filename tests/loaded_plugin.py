@@ -1,7 +1,6 @@
 """Load the plugin, parse and merge options, load compiled loops: once for all commands."""
 
 import logging
-import sys
 import warnings
 from argparse import Namespace
 from pathlib import Path
@@ -26,8 +25,6 @@ def load_compiled_loops():
             ProductKeyMemory(8, slots=64, heads=2, knn=3, query_dim=4)(torch.randn(2, 8))
 
 
-# the plugin recognizes fairseq's commands by name and shortens their errors
-sys.argv = ["fairseq-train"]
 utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))
 # the first time is slower: Hydra searches for its plugins and parses the defaults of options
 SEGMENTS = ["--task", "segment_language_modeling"]

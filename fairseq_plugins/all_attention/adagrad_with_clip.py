@@ -122,8 +122,8 @@ class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
 
         ``optimizer_overrides`` (``--optimizer-overrides``) win over both.
         """
-        given = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
-        super().load_state_dict(state_dict, {**given, **(optimizer_overrides or {})})
+        current = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
+        super().load_state_dict(state_dict, {**current, **(optimizer_overrides or {})})
         for parameter, state in self._optimizer.state.items():
             if state["sum"].shape != parameter.shape:
                 raise ValueError(

@@ -4,7 +4,11 @@ A soft mask, m_z(x) = clamp((R + z - x) / R, 0, 1), multiplies the attention wei
 distance x, counted from 0 for the nearest key; z is the head's span, R the length of the ramp. Work
 and past really shrink: heads with similar spans are computed together, over the keys that they see.
 
-Shapes: H heads, H_g heads of a group, W distances on the ramp.
+The published code masks the weights a of a softmax over all keys, and divides by their sum plus
+``epsilon``, 1e-8: a·m / (Σ a·m + ε). It matters where hidden keys had nearly all the weight.
+
+Shapes: B streams, H heads, H_g heads of a group, T tokens of a segment, W distances on the ramp,
+d_h head width.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
@@ -21,6 +26,8 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 # The cost of one more group of heads, in keys of one head: its products are smaller and separate.
 GROUP_COST = 256
+# The published code leaves this many keys beyond the longest span out of its softmax at a time.
+_LEFT_OUT_AT_ONCE = 64
 
 
 class HeadGroup(NamedTuple):
@@ -61,13 +68,21 @@ class AdaptiveSpan(Float32Module):
     bfloat16 could not tell 4,000 tokens from 4,016. ``ramp`` is R.
     """
 
-    def __init__(self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        max_span: int,
+        ramp: int = 32,
+        initial: float = 0.0,
+        epsilon: float = 0.0,
+    ) -> None:
         super().__init__()
         for name, value in {"span": max_span, "ramp": ramp}.items():
             if value < 1:
                 raise ValueError(f"`{name}` is {value}: it must be at least 1 token")
         self.max_span = max_span
         self.ramp = ramp
+        self.epsilon = epsilon
         self.value = nn.Parameter(torch.full((num_heads,), float(initial)))
 
     def tokens(self) -> Tensor:
@@ -87,6 +102,19 @@ class AdaptiveSpan(Float32Module):
         seen = mask > 0
         # log(1) where m = 0: the infinite gradient of log(0) would get through torch.where
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
+
+    def add_epsilon(
+        self, attended: Tensor, masked: Tensor, unmasked: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add ε Σ exp(s) to the sum by which ``attended`` (H, B, T, d_h) was divided.
+
+        ``masked`` and ``unmasked`` (H, B, T) are log Σ m·exp(s) and log Σ exp(s). Returns the
+        values, and the log of the new sum.
+        """
+        # both sums are 0 where a token sees nothing, and its output is 0, too
+        ratio = (masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon)
+        factor = torch.sigmoid(ratio).unsqueeze(-1)
+        return attended * factor.to(attended.dtype), masked - F.logsigmoid(ratio)
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
         """Return the spans with the function that keeps them, and optimizers' copies, in [0, 1]."""
@@ -132,6 +160,10 @@ def _plan_groups(span: AdaptiveSpan, values: list[float]) -> list[tuple[list[int
     """Return each group's heads, width and number of tokens that all its heads see unmasked."""
     z = [span.max_span * min(1.0, max(0.0, value)) for value in values]
     widths = [min(span.max_span, math.ceil(tokens + span.ramp)) for tokens in z]
+    if span.epsilon:
+        left_out = (span.max_span - max(widths)) // _LEFT_OUT_AT_ONCE * _LEFT_OUT_AT_ONCE
+        width = span.max_span - left_out
+        return [(list(range(len(z))), width, min(width, math.ceil(min(z))))]
     rising = sorted(range(len(z)), key=widths.__getitem__)
     groups = []
     for first, last in cheapest_parts([widths[head] for head in rising]):

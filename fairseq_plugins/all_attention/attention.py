@@ -7,6 +7,7 @@ the ramp of a span, N persistent vectors, d model width, d_h = d / H.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,6 +86,10 @@ class GroupedKeyValues:
     def select(self, order: Tensor) -> GroupedKeyValues:
         """Return stream ``order[i]`` as stream i."""
         return GroupedKeyValues(tuple(group.select(order) for group in self.groups))
+
+    def whole(self) -> GroupedKeyValues:
+        """Return views of the same tokens, from 0 on."""
+        return GroupedKeyValues(tuple(group.whole() for group in self.groups))
 
     def to(self, *args: Any, **kwargs: Any) -> GroupedKeyValues:
         """Return the past in another dtype or on another device."""
@@ -250,7 +255,7 @@ class AllAttention(nn.Module):
                 keys = self.k_proj(tokens, group, self.context_heads)
                 return keys, self.v_proj(tokens, group, self.context_heads)
 
-            group_past = past.groups[number] if isinstance(past, GroupedKeyValues) else past
+            group_past: Any = past.groups[number] if isinstance(past, GroupedKeyValues) else past
             keys, values, extended = keys_and_values_of(
                 project, x, group_past, is_inference(self), group.width
             )
@@ -259,16 +264,23 @@ class AllAttention(nn.Module):
             if log_mask is not None:
                 # no mask for distances that the window hides
                 log_mask = log_mask[:, group.width - farthest :]
-            values_of_group, lse = choose_kernel(self.kernel)(
+            attend = functools.partial(
+                choose_kernel(self.kernel),
                 group.select(query),
                 keys,
                 values,
                 positions.rel_keys,
                 Window(self.window.nearest, farthest),
+            )
+            span = self.span if self.span is not None and self.span.epsilon else None
+            values_of_group, lse = attend(
                 dropout=self._rate(),
                 distance_bias=log_mask,
-                return_lse=return_lse,
+                return_lse=return_lse or span is not None,
             )
+            if span is not None:
+                _, unmasked_lse = attend(return_lse=True)
+                values_of_group, lse = span.add_epsilon(values_of_group, lse, unmasked_lse)
             attended.append(values_of_group)
             lses.append(lse)
             if extended is not None:

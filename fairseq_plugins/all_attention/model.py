@@ -20,7 +20,7 @@ from fairseq_plugins.all_attention.attention import (
 from fairseq_plugins.all_attention.network import learned_spans
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import option
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.model import (
@@ -43,6 +43,7 @@ from fairseq_plugins.segment_language_model.options import (
     adaptive_preset,
     check_least,
     check_options,
+    compiled_length,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
@@ -81,6 +82,11 @@ class AllAttentionConfig(SegmentLanguageModelConfig):
     span_init: float = option(
         0.0, "initial value of adaptive spans, as a fraction (0 to 1) of --attention-span"
     )
+    span_epsilon: float = option(
+        0.0,
+        "number added to the sum of attention weights after the mask of an adaptive span; models "
+        "of the published code have 1e-8, which costs a second attention",
+    )
 
 
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
@@ -110,7 +116,13 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             span = None
             if cfg.adaptive_span:
                 context_heads = heads // 2 if variant == HEAD_SPLIT else heads
-                span = AdaptiveSpan(context_heads, cfg.attention_span, cfg.span_ramp, cfg.span_init)
+                span = AdaptiveSpan(
+                    context_heads,
+                    cfg.attention_span,
+                    cfg.span_ramp,
+                    cfg.span_init,
+                    cfg.span_epsilon,
+                )
             attention = AllAttention(
                 width,
                 heads,
@@ -151,6 +163,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             layer_norm=build_final_norm(cfg),
             project=project_spanned_positions,
             checkpoint_activations=cfg.checkpoint_activations,
+            compiled_length=compiled_length(cfg),
         )
         decoder = SegmentDecoder(dictionary, embed_tokens, network, output, cfg)
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
@@ -225,8 +238,16 @@ def _check_attention(cfg: AllAttentionConfig) -> None:
     check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
-    if cfg.span_init > 0 and not cfg.adaptive_span:
-        raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
+    if cfg.compile_layers and cfg.adaptive_span:
+        raise ValueError(
+            "--compile-layers with --adaptive-span: layers would be compiled anew whenever a span "
+            "changes; leave one of the two out"
+        )
+    if not 0 <= cfg.span_epsilon < 1:
+        raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
+    for name in ("span_init", "span_epsilon"):
+        if getattr(cfg, name) > 0 and not cfg.adaptive_span:
+            raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it needs --adaptive-span")
     if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
         raise ValueError(
             f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "

@@ -1,12 +1,15 @@
 """Options of product-key memories, which all models with feed-forward sublayers have."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, fields
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.options import option
+from fairseq_plugins.fairseq_integration.options import flag, option
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -47,10 +50,10 @@ class MemoryOptions(FairseqDataclass):
     memory_keys: ChoiceEnum(["product", "flat"]) = option(
         "product", "product keys, or flat keys, all of which are searched (section 4.5)"
     )
-    memory_search: ChoiceEnum(["torch", "faiss", "plain"]) = option(
-        "torch",
-        "how the best keys are found: torch; faiss, if it is installed; or plain, the paper's "
-        "equations in torch's operations, which is slow",
+    memory_kernel: ChoiceEnum(["fast", "plain"]) = option(
+        "fast",
+        "how slots are searched and summed: fast, or plain, the paper's equations in PyTorch's "
+        "operations, which is slow; fast flat keys use faiss where it is installed",
     )
     memory_share_values: bool = option(
         False,
@@ -76,3 +79,19 @@ class MemoryLayersOptions(MemoryOptions):
         "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); "
         "use it with --optimizer adam_with_memory",
     )
+
+
+def warn_without_memories(options: MemoryOptions, option: str) -> None:
+    """Warn of options that a model without memories ignores; ``option`` would give it some.
+
+    It may be meant: a baseline's ``--memory-layers ""`` overrides a preset.
+    """
+    ignored = [
+        flag(field.name)
+        for field in fields(MemoryOptions)
+        if field.name.startswith("memory_")
+        and field.name != "memory_optimizer"
+        and getattr(options, field.name) != field.default
+    ]
+    if ignored:
+        logger.warning("no layer has a memory: give %s for %s", flag(option), ", ".join(ignored))

@@ -4,7 +4,7 @@ from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.all_attention.network import AllAttentionBlock, AllAttentionNetwork
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
-from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
+from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.network import (
@@ -19,28 +19,26 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalRelativePositions,
 )
 from fairseq_plugins.transformer_xl.network import TransformerXL, TransformerXLBlock
-from fairseq_plugins.weighted_transformer.as_written_attention import (
-    AttentionHeads,
-    BranchedAttention,
-    BranchedFeedForward,
-)
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
+from fairseq_plugins.weighted_transformer.layers import (
+    WeightedAttention,
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+    WeightedLinear,
+)
 
 __all__ = [
     "AdaptiveSpan",
     "AllAttention",
     "AllAttentionBlock",
     "AllAttentionNetwork",
-    "AttentionHeads",
     "BranchWeights",
-    "BranchedAttention",
-    "BranchedFeedForward",
     "Clamped",
     "FeedForward",
     "HiddenStates",
     "KeyValues",
     "LearnedRelativePositions",
-    "MemorySublayer",
+    "MemoryOutput",
     "Past",
     "PersistentVectors",
     "PositionBiases",
@@ -52,6 +50,10 @@ __all__ = [
     "SinusoidalRelativePositions",
     "TransformerXL",
     "TransformerXLBlock",
+    "WeightedAttention",
+    "WeightedDecoderLayer",
+    "WeightedEncoderLayer",
+    "WeightedLinear",
     "Window",
     "project_to_simplex",
 ]

@@ -87,7 +87,7 @@ def update_rows(
     step_size: float,
     eps: float,
 ) -> None:
-    """Do what :func:`.lazy_adam.update_rows` does."""
+    """Do what :func:`.optimizer.update_rows` does."""
     arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
     numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
     _update_rows_loop(*arrays, np.array(numbers, dtype=np.float32))
@@ -233,14 +233,14 @@ def _select_pairs_loop(scores, sums, slots):
         _select(scores[head, 0, query], scores_a, numbers_a)
         _select(scores[head, 1, query], scores_b, numbers_b)
         best, pairs = sums[query, head], slots[query, head]
-        found = 0
+        filled = 0
         for a in range(ranks):
             for b in range(min(ranks, k // (a + 1))):
                 total = scores_a[a] + scores_b[b]
-                if found == k and total <= best[k - 1]:
+                if filled == k and total <= best[k - 1]:
                     break
-                _insert(total, numbers_a[a] * n + numbers_b[b], found, best, pairs)
-                found = min(found + 1, k)
+                _insert(total, numbers_a[a] * n + numbers_b[b], filled, best, pairs)
+                filled = min(filled + 1, k)
 
 
 @compiled
@@ -257,7 +257,7 @@ def _sum_rows_loop(rows, places, weights, starts, sums):
 
 @compiled
 def _update_rows_loop(values, exp_avg, exp_avg_sq, rows, grads, numbers):
-    """Update rows by the rule of :mod:`.lazy_adam`.
+    """Update rows by the rule of :mod:`.optimizer`.
 
     ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, the gradients' factor, the weight decay (the part of a
     value that is subtracted before the step), the step size and ε.

@@ -1,24 +1,15 @@
 """Memories in models that fairseq trains, and in fairseq's own transformer layers.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3. fairseq lacks three things that a
-memory needs:
-
-- fairseq would hold and exchange dense gradients of the values, so they are hidden from it;
-- the optimizer finds the table of values by the ``param_group`` of the keys
-  (:func:`.set_update_rule`), the one attribute that fairseq's copies in single precision keep;
-- fairseq's layers do not pass the padding mask on, so ours hand it to the memory beforehand.
+Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3. A memory replaces the feed-forward
+sublayer, or follows it as a residual sublayer of its own (``--memory-interleave``).
 
 Shapes: B sentences, T tokens, S tokens so far, d model width.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
@@ -31,219 +22,271 @@ from fairseq.modules.transformer_layer import (
     TransformerEncoderLayerBase,
 )
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.parameters import set_update_rule
-from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-
-# Where a memory stands beside the feed-forward sublayer.
-INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
+from fairseq_plugins.fairseq_integration.memory_options import MemoryOptions
+from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import hide_from_fairseq
+from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.values import Values
 
 
 class FairseqMemory(ProductKeyMemory):
-    """A memory that fairseq trains; it notices when updates or checkpoints leave out its values."""
+    """A memory that fairseq trains; it notices updates that leave out its hidden values."""
 
-    _num_updates = 0
-    _trained_slots: tuple[str, str] | None = None
-    _learned_beside_fairseq = False
-
-    def learn_beside_fairseq(self) -> None:
-        """Hide the values from fairseq, and let ``adam_with_memory`` find them."""
-        self.keep_gradient_beside_autograd()
-        self._learned_beside_fairseq = True
-        # optimizers only see parameters that require a gradient; every memory has keys
-        set_update_rule(next(self.keys.parameters()), self.table)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle; torch copies the keys without their ``param_group``."""
-        super().__setstate__(state)
-        if self._learned_beside_fairseq:
-            set_update_rule(next(self.keys.parameters()), self.table)
+    last_update = 0
 
     def set_num_updates(self, num_updates: int) -> None:
         """Check before each batch that the last update used the gradient of the values."""
-        unused = not self.values.requires_grad and self.values.grad is not None
-        if unused and num_updates > self._num_updates:
+        unused = self.values.beside_autograd and self.values.weight.grad is not None
+        if unused and num_updates > self.last_update:
             raise ValueError(
                 "an update was made without the values of a product-key memory: --optimizer "
                 "adam_with_memory has to see the model's parameters one by one; give "
                 "--fp16-no-flatten-grads with --fp16, and do not wrap the optimizer"
             )
-        self._num_updates = num_updates
-
-    def train_slots_of(self, path: str, name: str) -> None:
-        """Train only the slots that the file at ``path`` lists as ``name``."""
-        self._trained_slots = path, name
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Map ``x`` (…, d) to (…, d), as :class:`ProductKeyMemory` does."""
-        if self._trained_slots is not None and self.training and torch.is_grad_enabled():
-            # not before training begins: evaluation needs no file
-            self.train_only(read_slots(*self._trained_slots, len(self.values)))
-            self._trained_slots = None
-        return super().forward(x, padding_mask)
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            super()._save_to_state_dict(*args, **kwargs)
-        except ValueError as error:
-            raise ValueError(f"{error}; in fairseq, leave out --no-save-optimizer-state") from None
+        self.last_update = num_updates
 
 
-def read_slots(path: str, name: str, slots: int) -> Tensor:
-    """Return which slots of the memory ``name`` to train, (slots,), from a numpy archive."""
-    where = f"--memory-trainable-slots is {path}"
-    remedy = "give the rarely_read.npz that scripts.evaluate.memory_usage --rarely-read wrote"
-    try:
-        # pickled objects could run code
-        with np.load(path, allow_pickle=False) as archive:
-            found = archive[name]
-    except KeyError:
-        raise ValueError(f"{where}, which has no {name}: {remedy} for this model") from None
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{where}, which cannot be read ({error}): {remedy}") from None
-    if found.dtype != bool or found.shape != (slots,):
-        raise ValueError(
-            f"{where}, whose {name} has {found.dtype} of shape {found.shape}, but the memory has "
-            f"{slots} slots: {remedy} for this model"
+class MemoryBuilder:
+    """Builds the memories of a stack of layers: ``builder(number)``, layer by layer.
+
+    Args:
+        options: options of memories.
+        embed_dim: d.
+        num_layers: the number of layers.
+        option: name of the option that says which layers have a memory.
+        values: values to share.
+    """
+
+    def __init__(
+        self,
+        options: MemoryOptions,
+        embed_dim: int,
+        num_layers: int,
+        option: str = "memory_layers",
+        values: Values | None = None,
+    ) -> None:
+        self.options = options
+        self.embed_dim = embed_dim
+        self.numbers = parse_memory_layers(getattr(options, option), num_layers, flag(option))
+        self.values = values
+
+    def __call__(self, number: int) -> FairseqMemory | None:
+        """Return the memory of layer ``number``, from 1, or None if it has none."""
+        if number not in self.numbers:
+            return None
+        options, embed_dim = self.options, self.embed_dim
+        widths = "give widths with commas between them, such as 512,512"
+        query = QueryNetwork(
+            embed_dim,
+            options.memory_heads,
+            options.memory_query_dim,
+            _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
+            options.memory_query_batch_norm,
+            options.memory_query_layer_norm,
+            options.memory_query_dropout,
+            options.memory_input_dropout,
         )
-    return torch.from_numpy(found)
+        memory = FairseqMemory(
+            embed_dim,
+            options.memory_slots,
+            options.memory_heads,
+            options.memory_knn,
+            options.memory_query_dim,
+            options.memory_value_dim,
+            str(options.memory_keys),
+            str(options.memory_kernel),
+            query=query,
+            # initial values are drawn in the order of the computation: the output's are the last
+            output=nn.Identity(),
+            values=self.values,
+        )
+        memory.output = MemoryOutput(
+            embed_dim,
+            memory.values.weight.size(1),
+            options.memory_output_norm,
+            options.memory_output_gate,
+            options.memory_value_dropout,
+        )
+        if options.memory_optimizer == "adam_with_memory":
+            hide_from_fairseq(memory)
+        if options.memory_share_values:
+            self.values = memory.values
+        return memory
 
 
-def keep_shards_apart(model: nn.Module) -> None:
-    """Keep torch's DistributedDataParallel from copying worker 0's columns to all workers."""
-    shards = [
-        f"{name}.values" if name else "values"
-        for name, module in model.named_modules()
-        if isinstance(module, ProductKeyMemory) and module.table.columns.sharded
-    ]
-    if shards:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
+def parse_memory_layers(text: str | None, num_layers: int, option: str) -> list[int]:
+    """Return the sorted numbers, from 1, of the layers with a memory; [] for None or ""."""
+    numbers = _parse_integers(text, option, "give numbers of layers, such as 6,12")
+    if len({*numbers} & {*range(1, num_layers + 1)}) < len(numbers):
+        raise ValueError(f"{option} is {text!r}: name layers from 1 to {num_layers}, each once")
+    return sorted(numbers)
+
+
+def _parse_integers(text: str | int | None, option: str, remedy: str) -> list[int]:
+    """Return the numbers in an option's text, such as "6,12"; [] for None or ""."""
+    if text is None or text == "":
+        return []
+    try:
+        # --model-overrides may give a number
+        return [int(number) for number in str(text).split(",")]
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}: {remedy}") from None
 
 
 # --- fairseq's layers
 
 
-class _MemoryAsFc1(MemorySublayer):
-    """A memory that fairseq's layer calls as its ``fc1``, with the input alone.
+class _MemorySublayer(nn.Module):
+    """Base class of both kinds of layers: the sublayer of the memory."""
 
-    The layer sets ``padding_mask`` first, in each pass.
-    """
+    def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
+        self.memory = memory
+        self.interleave = interleave
+        if interleave:
+            self.memory_layer_norm = LayerNorm(self.embed_dim)
+        else:
+            del self.fc1, self.fc2
 
-    padding_mask: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (T, B, d) to (T, B, d)."""
-        return super().forward(x, self.padding_mask)
-
-
-class _WithMemory(nn.Module):
-    """Base class of both kinds of layers: places the memory and reads it."""
-
-    def _place(self, memory: ProductKeyMemory, place: str) -> None:
-        self.memory_sublayer = None if place == INSTEAD else MemorySublayer(memory)
-        self.memory_layer_norm = LayerNorm(self.embed_dim) if place == AFTER else None
-        self._entering: Tensor | None = None
-        self._padding_mask: Tensor | None = None
-        if place == PARALLEL:
-            # fairseq's forward pass has no hook between the sublayer and its dropout
-            self.fc1.register_forward_pre_hook(self._keep_entering)
-            self.fc2.register_forward_hook(self._add_parallel)
-        if place == INSTEAD:
-            # fairseq's layer computes fc2(norm(dropout(activation(fc1(x)))))
-            self.fc1 = _MemoryAsFc1(memory)
-            self.fc2 = nn.Identity()
-            self.activation_fn = self.activation_dropout_module = nn.Identity()
-            self.ffn_layernorm = None
-
-    def _leave_padding(self, padding_mask: Tensor | None, x: Tensor) -> None:
-        """Keep the padding mask of ``x`` (T, B, d), given the mask (B, S) of all tokens so far."""
-        if padding_mask is not None:
-            padding_mask = padding_mask[:, -len(x) :].t()
-        if self.memory_sublayer is None:
-            self.fc1.padding_mask = padding_mask
-        self._padding_mask = padding_mask
-
-    def _keep_entering(self, fc1: nn.Module, inputs: tuple[Tensor]) -> None:
-        (self._entering,) = inputs
-
-    def _add_parallel(self, fc2: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        entering, self._entering = self._entering, None
-        return output + self.memory_sublayer(entering, self._padding_mask)
-
-    def _add_memory(self, x: Tensor) -> Tensor:
-        if self.memory_layer_norm is None:
-            return x
-        if self.normalize_before:
-            read = self.memory_sublayer(self.memory_layer_norm(x), self._padding_mask)
-            return x + self.dropout_module(read)
-        read = self.memory_sublayer(x, self._padding_mask)
-        return self.memory_layer_norm(x + self.dropout_module(read))
-
-
-class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with a memory instead of, after or beside its feed-forward layer."""
-
-    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, place: str) -> None:
-        super().__init__(cfg)
-        self._place(memory, place)
-
-    def forward(
-        self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
+    def _add_memory(
+        self, x: Tensor, layer_norm: nn.Module, padding_mask: Tensor | None, scale: Any = None
     ) -> Tensor:
+        """Map ``x`` (T, B, d) to (T, B, d), given the mask (B, S) of the padding so far.
+
+        ``scale`` (d,) multiplies the residual connection.
+        """
+        if padding_mask is not None:
+            # (B, S) -> (T, B)
+            padding_mask = padding_mask[:, -len(x) :].t()
+        entering = layer_norm(x) if self.normalize_before else x
+        added = self.dropout_module(self.memory(entering, padding_mask))
+        x = (x if scale is None else scale * x) + added
+        return x if self.normalize_before else layer_norm(x)
+
+
+class MemoryEncoderLayer(_MemorySublayer, TransformerEncoderLayerBase):
+    """fairseq's encoder layer with a memory instead of its feed-forward sublayer, or after it."""
+
+    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
+        super().__init__(cfg)
+        self._place(memory, interleave)
+
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Map ``x`` (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
-        self._leave_padding(encoder_padding_mask, x)
-        return self._add_memory(super().forward(x, encoder_padding_mask, attn_mask))
+        if self.interleave:
+            x = super().forward(x, encoder_padding_mask)
+            return self._add_memory(x, self.memory_layer_norm, encoder_padding_mask)
+        entering = self.self_attn_layer_norm(x) if self.normalize_before else x
+        attended, _ = self.self_attn(
+            entering,
+            entering,
+            entering,
+            key_padding_mask=encoder_padding_mask,
+            need_weights=False,
+        )
+        x = x + self.dropout_module(attended)
+        if not self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+        return self._add_memory(x, self.final_layer_norm, encoder_padding_mask)
 
 
-class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with a memory instead of, after or beside its feed-forward layer."""
+class MemoryDecoderLayer(_MemorySublayer, TransformerDecoderLayerBase):
+    """fairseq's decoder layer with a memory instead of its feed-forward sublayer, or after it."""
 
     def __init__(
         self,
         cfg: TransformerConfig,
         memory: ProductKeyMemory,
-        place: str,
+        interleave: bool,
         no_encoder_attn: bool = False,
     ) -> None:
         super().__init__(cfg, no_encoder_attn)
-        self._place(memory, place)
+        self._place(memory, interleave)
 
     def forward(
         self,
         x: Tensor,
-        *encoder_and_states: Any,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        self_attn_mask: Tensor | None = None,
         self_attn_padding_mask: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Any, ...]:
-        """Map (T, B, d) to (T, B, d) and what fairseq's layer adds; the padding mask is (B, S)."""
-        self._leave_padding(self_attn_padding_mask, x)
-        x, *others = super().forward(
-            x, *encoder_and_states, self_attn_padding_mask=self_attn_padding_mask, **options
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Map ``x`` (T, B, d) to (T, B, d), attention weights over the source, and None.
+
+        ``encoder_out`` is (T of the source, B, d); ``self_attn_padding_mask`` (B, S) is true for
+        padding.
+        """
+        if self.interleave:
+            x, weights, state = super().forward(
+                x,
+                encoder_out,
+                encoder_padding_mask,
+                incremental_state,
+                self_attn_mask=self_attn_mask,
+                self_attn_padding_mask=self_attn_padding_mask,
+                need_attn=need_attn,
+                need_head_weights=need_head_weights,
+            )
+            x = self._add_memory(x, self.memory_layer_norm, self_attn_padding_mask)
+            return x, weights, state
+        entering = self.self_attn_layer_norm(x) if self.normalize_before else x
+        attended, weights = self.self_attn(
+            entering,
+            entering,
+            entering,
+            key_padding_mask=self_attn_padding_mask,
+            incremental_state=incremental_state,
+            need_weights=False,
+            attn_mask=self_attn_mask,
         )
-        return self._add_memory(x), *others
+        if self.c_attn is not None:
+            # (T, B, d) -> (T, B, heads, d_h): a learned scale for each head
+            heads = attended.unflatten(-1, (self.nh, self.head_dim))
+            attended = (heads * self.c_attn.unsqueeze(-1)).flatten(2)
+        if self.attn_ln is not None:
+            attended = self.attn_ln(attended)
+        x = x + self.dropout_module(attended)
+        if not self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+        if self.encoder_attn is not None and encoder_out is not None:
+            entering = self.encoder_attn_layer_norm(x) if self.normalize_before else x
+            attended, weights = self.encoder_attn(
+                entering,
+                encoder_out,
+                encoder_out,
+                key_padding_mask=encoder_padding_mask,
+                incremental_state=incremental_state,
+                static_kv=True,
+                need_weights=need_attn
+                or need_head_weights
+                or not (self.training or not self.need_attn),
+                need_head_weights=need_head_weights,
+            )
+            x = x + self.dropout_module(attended)
+            if not self.normalize_before:
+                x = self.encoder_attn_layer_norm(x)
+        x = self._add_memory(x, self.final_layer_norm, self_attn_padding_mask, self.w_resid)
+        return x, weights, None
 
 
 def put_memories(
     stack: TransformerEncoderBase | TransformerDecoderBase,
-    numbers: list[int],
-    build: Callable[[int], ProductKeyMemory],
-    place: str,
-) -> dict[int, ProductKeyMemory]:
-    """Replace layers ``numbers``, from 1, of fairseq's ``stack`` by layers with a memory.
-
-    ``build`` maps a layer's width to a memory. Returns the memories by layer number.
-    """
-    cfg, memories = stack.cfg, {}
-    for number in numbers:
+    builder: MemoryBuilder,
+    interleave: bool,
+) -> None:
+    """Replace the layers of fairseq's ``stack`` that have a memory."""
+    cfg = stack.cfg
+    for number in builder.numbers:
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer = stack.layers[number - 1]
-        memory = memories[number] = build(layer.embed_dim)
+        layer, memory = stack.layers[number - 1], builder(number)
         if isinstance(layer, TransformerEncoderLayerBase):
-            layer = MemoryEncoderLayer(cfg, memory, place)
+            layer = MemoryEncoderLayer(cfg, memory, interleave)
         else:
-            layer = MemoryDecoderLayer(cfg, memory, place, layer.encoder_attn is None)
+            layer = MemoryDecoderLayer(cfg, memory, interleave, layer.encoder_attn is None)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         stack.layers[number - 1] = layer
-    return memories

@@ -17,6 +17,11 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import II, OmegaConf
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
+from fairseq_plugins.fairseq_integration.memory_options import (
+    MemoryLayersOptions,
+    MemoryOptions,
+    warn_without_memories,
+)
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
@@ -25,27 +30,9 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
-from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.options import (
-    MemoryBuilder,
-    MemoryLayersOptions,
-    MemoryOptions,
-    check_placed,
-    parse_memory_layers,
-    placement,
-)
+from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, put_memories
 
 _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos for sinusoids"
-
-
-class _WithMemories:
-    """Base class of models with memories, to stand before fairseq's class."""
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, which may be those of a model without memories."""
-        return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 @dataclass
@@ -65,7 +52,7 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
 
 
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
-class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
+class MemoryLanguageModel(TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
 
     # the parent's downloads are other models
@@ -89,10 +76,7 @@ class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
                 "segment_language_modeling streams: give --task language_modeling, or --arch "
                 "transformer_xl, which takes --memory-layers too"
             )
-        layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
-        check_placed(cfg, bool(layers), "--memory-layers")
-        if layers:
-            _check_numbering(cfg, "decoder", "--memory-layers")
+        _check_layers(cfg, "decoder", "memory_layers", cfg.memory_layers)
         for width in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
@@ -101,9 +85,10 @@ class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
             # fairseq keeps nodes of omegaconf, whose generated classes cannot be pickled
             model.decoder.args = parsed(cfg)
             _drop_nodes(model.decoder.cfg)
-        builder = MemoryBuilder(cfg)
-        memories = put_memories(model.decoder, layers, builder.build, placement(cfg))
-        builder.finish(model, {f"memory{number}": each for number, each in memories.items()})
+        builder = MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)
+        put_memories(model.decoder, builder, cfg.memory_interleave)
+        if not cfg.memory_layers:
+            warn_without_memories(cfg, "memory_layers")
         attach_digest(model, task)
         return model
 
@@ -149,7 +134,7 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
-class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
+class MemoryTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
 
     own_options = MemoryTransformerOptions
@@ -163,38 +148,31 @@ class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
         options = options_from(MemoryTransformerOptions, args)
         if not hasattr(args, "memory_optimizer"):
             options.memory_optimizer = getattr(args, "optimizer", None)
-        texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
-        check_placed(options, any(texts.values()), "--encoder-memory-layers")
-        for part, text in texts.items():
-            if text:
-                _check_numbering(args, part, f"--{part}-memory-layers")
-        model = super().build_model(args, task)
-        memories: dict[str, ProductKeyMemory] = {}
-        builder = MemoryBuilder(options)
-        for part, text in texts.items():
-            stack = getattr(model, part)
-            layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
-            placed = put_memories(stack, layers, builder.build, placement(options))
-            memories |= {f"{part}_memory{number}": each for number, each in placed.items()}
-        sharded = any(memory.table.columns.sharded for memory in memories.values())
-        if sharded and getattr(getattr(task, "cfg", None), "eval_bleu", False):
-            raise ValueError(
-                "--eval-bleu with --memory-shard-values: workers read a sharded memory together, "
-                "and their translations have different lengths; leave out --eval-bleu, and "
-                "translate with the checkpoint on one worker"
-            )
-        builder.finish(model, memories)
+        parts = ("encoder", "decoder")
+        for part in parts:
+            name = f"{part}_memory_layers"
+            _check_layers(args, part, name, getattr(options, name))
+        model, values = super().build_model(args, task), None
+        for part in parts:
+            stack, name = getattr(model, part), f"{part}_memory_layers"
+            width = getattr(stack.cfg, part).embed_dim
+            builder = MemoryBuilder(options, width, len(stack.layers), name, values)
+            put_memories(stack, builder, options.memory_interleave)
+            values = builder.values
+        if not options.encoder_memory_layers and not options.decoder_memory_layers:
+            warn_without_memories(options, "encoder_memory_layers")
         attach_digest(model, task)
         return model
 
 
-def _check_numbering(cfg: Any, part: str, option: str) -> None:
-    """Refuse options that change the layer numbers, which ``option`` names."""
-    for other in (f"{part}_layers_to_keep", "base_layers"):
-        if getattr(cfg, other, None):
+def _check_layers(cfg: Any, part: str, name: str, layers: str | None) -> None:
+    """Refuse options that memories in ``layers``, which the option ``name`` gives, exclude."""
+    # the first two change the numbers of layers, the third is another self-attention
+    for other in (f"{part}_layers_to_keep", "base_layers", "cross_self_attention"):
+        if layers and getattr(cfg, other, None):
             raise ValueError(
-                f"{flag(other)} is {getattr(cfg, other)} with {option}: layers would "
-                "get other numbers; leave one of the two out"
+                f"{flag(other)} is {getattr(cfg, other)} with {flag(name)} {layers}: leave one of "
+                "the two out"
             )
 
 

@@ -15,9 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
-from fairseq_plugins.product_key_memory.sharding import several_workers
 
 
 class SyncBatchNorm1d(Float32Module):
@@ -61,7 +59,7 @@ class SyncBatchNorm1d(Float32Module):
         squares = (values - mean).square()
         squares = squares if counted is None else squares * counted
         variance = _sum_over_workers(squares.sum(0)) / count.clamp(min=1)
-        if not is_recomputed():
+        if not _is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
 
@@ -94,28 +92,45 @@ class _SumOverWorkers(torch.autograd.Function):
 
 def _sum_over_workers(sums: Tensor) -> Tensor:
     """Return ``sums`` summed over the workers, with gradients."""
-    return _SumOverWorkers.apply(sums) if several_workers() else sums
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _SumOverWorkers.apply(sums) if several else sums
+
+
+def _is_recomputed() -> bool:
+    """Return whether activation checkpointing runs this forward pass a second time."""
+    # the second time, a backward pass is running; compilers cannot trace this query
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class QueryNetwork(nn.Module):
     """A linear map, or a multilayer perceptron with ReLU, to one query for each head.
 
-    ``batch_norm`` normalises each dimension over the tokens, so that more keys are used (sections
-    3.1 and 4.5); ``layer_norm`` normalises each query over its dimensions.
+    Args:
+        embed_dim: d.
+        heads: H.
+        query_dim: d_q.
+        hidden_dims: widths of the perceptron's hidden layers.
+        batch_norm: normalise each dimension over the tokens, so that more keys are used (sections
+            3.1 and 4.5).
+        layer_norm: normalise each query over its dimensions.
+        dropout: rate of the dropout of the queries.
+        input_dropout: rate of the dropout of the tokens.
     """
 
     def __init__(
         self,
-        input_dim: int,
+        embed_dim: int,
         heads: int,
         query_dim: int,
         hidden_dims: Sequence[int] = (),
         batch_norm: bool = False,
         layer_norm: bool = False,
         dropout: float = 0.0,
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        widths = [input_dim, *hidden_dims, heads * query_dim]
+        self.input_dropout = nn.Dropout(input_dropout)
+        widths = [embed_dim, *hidden_dims, heads * query_dim]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
@@ -123,14 +138,14 @@ class QueryNetwork(nn.Module):
         self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
         self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
         self.dropout = nn.Dropout(dropout)
-        self.input_dim = input_dim
         self.heads = heads
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""
-        queries = self.layers(x)
+        queries = self.layers(self.input_dropout(x))
         if self.batch_norm is not None:
             queries = self.batch_norm(queries, tokens)
+        # (N, H·d_q) -> (N, H, d_q)
         queries = queries.unflatten(-1, (self.heads, -1))
         if self.layer_norm is not None:
             queries = self.layer_norm(queries)

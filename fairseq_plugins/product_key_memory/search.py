@@ -1,11 +1,11 @@
 """The keys of a memory, and the search for the best keys of a query.
 
-Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. The plain search follows the equations
-and leaves the gradient to autograd. The fast search scores sub-keys for some queries at a time, in
-both passes, and adds up only pairs that can win. Results and gradients are the same.
+Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. Product keys have two kernels. "plain"
+follows the equations and leaves the gradient to autograd. "fast" scores sub-keys for some queries
+at a time, in both passes, and adds up only pairs that can win. Results and gradients are the same.
 
-Equal scores have a fixed order, so that a query always reads the same slots. Product keys are
-ranked by the first sub-key, then by the second; equal sub-keys and flat keys by their number.
+Product keys of equal scores have a fixed order, so that a query always reads the same slots: they
+are ranked by the first sub-key, then by the second; equal sub-keys by their number.
 
 Shapes: N queries, H heads, K slots, n = √K sub-keys of each half, d_q query width, k slots selected
 by a head, P pairs that can win.
@@ -17,17 +17,16 @@ import functools
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
-SEARCHES = ("torch", "faiss", "plain")
+KERNELS = ("fast", "plain")
 # How many sub-key scores are computed at a time: they fit a CPU's caches and keep a GPU busy.
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
 # How many flat-key scores are computed at a time.
@@ -39,10 +38,10 @@ class ProductKeys(nn.Module):
     """All pairs of two sets of sub-keys as keys; each head has its own sets (section 3.1).
 
     Slot i·n + j has sub-key i of the first set and j of the second. Sub-keys start uniform in
-    ±1/√(d_q/2). ``search`` is one of ``SEARCHES``.
+    ±1/√(d_q/2). ``kernel`` is one of ``KERNELS``.
     """
 
-    def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
+    def __init__(self, heads: int, slots: int, query_dim: int, kernel: str = "fast") -> None:
         super().__init__()
         n = math.isqrt(slots)
         if n**2 != slots:
@@ -58,46 +57,64 @@ class ProductKeys(nn.Module):
         # (H, halves, n, d_q/2)
         self.subkeys = nn.Parameter(torch.empty(heads, 2, n, half))
         nn.init.uniform_(self.subkeys, -(half**-0.5), half**-0.5)
-        self.search = search
+        self.kernel = kernel
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q)."""
-        if needs_plain_operations(self.search, queries):
+        if needs_plain_operations(self.kernel, queries):
             return plain_score_pairs(queries, self.subkeys, k)
-        return _ScorePairs.apply(queries, self.subkeys, k, self.search)
+        return _ScorePairs.apply(queries, self.subkeys, k)
 
 
 class FlatKeys(nn.Module):
     """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
-    Keys start uniform in ±1/√d_q, as in the published code.
+    Keys start uniform in ±1/√d_q, as in the published code. The "fast" kernel searches with faiss
+    where it is installed. Slots of equal scores are selected in any order.
     """
 
-    def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
+    def __init__(self, heads: int, slots: int, query_dim: int, kernel: str = "fast") -> None:
         super().__init__()
         self.keys = nn.Parameter(torch.empty(heads, slots, query_dim))
         nn.init.uniform_(self.keys, -(query_dim**-0.5), query_dim**-0.5)
-        self.search = search
+        self.kernel = kernel
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q) (eq. 1)."""
-        if needs_plain_operations(self.search, queries):
-            return plain_top_k(plain_products("nhd,hkd->nhk", queries, self.keys), k)
-        search = search_with_faiss if self.search == "faiss" else search_with_torch
+        faiss = None if needs_plain_operations(self.kernel, queries) else import_faiss()
         scores, slots = [], []
-        for of_head, keys in zip(queries.unbind(1), self.keys, strict=True):
-            with torch.no_grad():
-                best = search(of_head, keys, k)
+        for head_queries, keys in zip(queries.unbind(1), self.keys, strict=True):
+            with torch.no_grad(), without_autocast(queries):
+                searched = to_single_precision(head_queries), to_single_precision(keys)
+                if faiss is not None and queries.device.type == "cpu":
+                    best = _search_with_faiss(faiss, *searched, k)
+                else:
+                    best = _search_with_topk(*searched, k)
             # (N, k, d_q), (N, d_q, 1) -> (N, k)
-            fit = torch.bmm(nn.functional.embedding(best, keys), of_head.unsqueeze(-1))
-            scores.append(to_single_precision(fit.squeeze(-1)))
+            score = torch.bmm(F.embedding(best, keys), head_queries.unsqueeze(-1)).squeeze(-1)
+            scores.append(to_single_precision(score))
             slots.append(best)
         return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
 
 
-def needs_plain_operations(search: str, x: Tensor) -> bool:
+def needs_plain_operations(kernel: str, x: Tensor) -> bool:
     """Return whether to use only operations that autograd, compilers and meta tensors support."""
-    return search == "plain" or torch.compiler.is_compiling() or x.is_meta
+    compiled = torch.compiler.is_compiling() or x.is_meta
+    return kernel == "plain" or compiled or are_functorch_transforms_active()
+
+
+def are_functorch_transforms_active() -> bool:
+    """Return whether ``torch.func`` transforms the running code, such as ``vmap``."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def refuse_higher_derivatives() -> None:
+    """Raise ``ValueError`` in a backward pass that is to be differentiated itself."""
+    if torch.is_grad_enabled():
+        raise ValueError(
+            "create_graph=True with `kernel` 'fast', whose gradient is written by hand and has no "
+            "derivatives of its own: build the memory with kernel='plain' (--memory-kernel plain)"
+        )
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
@@ -111,7 +128,7 @@ def to_single_precision(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float))
 
 
-# --- the plain search
+# --- product keys, plain
 
 
 def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -121,9 +138,10 @@ def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor,
     """
     n = subkeys.size(2)
     # (N, H, d_q) -> (N, H, 2, d_q/2): the two halves of each query
-    halves = queries.unflatten(-1, (2, -1))
+    halves = to_single_precision(queries).unflatten(-1, (2, -1))
     # (N, H, 2, d_q/2), (H, 2, n, d_q/2) -> (N, H, 2, n): all sub-keys' scores
-    scores = plain_products("nhsd,hsid->nhsi", halves, subkeys)
+    with without_autocast(queries):
+        scores = torch.einsum("nhsd,hsid->nhsi", halves, to_single_precision(subkeys))
     # (N, H, 2, n) -> (N, H, 2, r): the best sub-keys of each half (equation 4)
     best, numbers = plain_top_k(scores, min(k, n))
     # (N, H, r, 1) + (N, H, 1, r) -> (N, H, r·r): all pairs of the best sub-keys
@@ -134,12 +152,6 @@ def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor,
     return scores, slots.gather(-1, pairs)
 
 
-def plain_products(equation: str, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return ``torch.einsum`` in single precision or higher, even under autocast."""
-    with without_autocast(queries):
-        return torch.einsum(equation, to_single_precision(queries), to_single_precision(keys))
-
-
 def plain_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest of ``scores`` (…, n), best first, and their numbers, both (…, k)."""
     # torch.topk does not specify the order of equal scores
@@ -147,31 +159,29 @@ def plain_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best[..., :k], numbers[..., :k]
 
 
-# --- the fast search
+# --- product keys, fast
 
 
 class _ScorePairs(torch.autograd.Function):
     """:func:`plain_score_pairs`, for some queries at a time."""
 
     @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, subkeys: Tensor, k: int, search: str
-    ) -> tuple[Tensor, Tensor]:
-        found = []
+    def forward(ctx: Any, queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        parts = []
         keys = to_single_precision(subkeys).flatten(0, 1)
         with without_autocast(queries):
             for _, halves, scores in _split_queries(queries, keys):
                 # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H·halves, N, n)
                 torch.bmm(halves, keys.mT, out=scores)
-                found.append(_find_best_pairs(scores, halves, keys, k, search))
-        scores, slots = (torch.cat(parts) for parts in zip(*found, strict=True))
+                parts.append(_select_pairs(scores.unflatten(0, (-1, 2)), k))
+        scores, slots = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         ctx.save_for_backward(queries, subkeys, slots)
         ctx.mark_non_differentiable(slots)
         return scores, slots
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_higher_derivatives()
         queries, subkeys, slots = ctx.saved_tensors
         n = subkeys.size(2)
         keys = to_single_precision(subkeys).flatten(0, 1)
@@ -187,7 +197,7 @@ class _ScorePairs(torch.autograd.Function):
                 grad_halves = torch.bmm(grad_scores, keys).unflatten(0, (-1, 2))
                 grad_queries[part] = grad_halves.permute(2, 0, 1, 3).flatten(2)
                 grad_keys.baddbmm_(grad_scores.mT, halves)
-        return grad_queries, grad_keys.view_as(subkeys).to(subkeys.dtype), None, None
+        return grad_queries, grad_keys.view_as(subkeys).to(subkeys.dtype), None
 
 
 def _split_queries(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -210,28 +220,19 @@ def _split_queries(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tenso
         yield part, halves.to(keys.dtype), scores
 
 
-def _find_best_pairs(
-    scores: Tensor, halves: Tensor, keys: Tensor, k: int, search: str
-) -> tuple[Tensor, Tensor]:
-    """Return the best sums and their slots, (N, H, k), from all ``scores`` (H·halves, N, n)."""
+def _select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the best sums and their slots, (N, H, k), from all ``scores`` (H, halves, N, n)."""
+    if use_numba(scores):
+        return cpu_kernels.select_pairs(scores, k)
     n = scores.size(-1)
-    by_head = scores.unflatten(0, (-1, 2))
-    if search == "faiss":
-        found = zip(halves, keys, strict=True)
-        best = torch.stack([search_with_faiss(*pair, min(k, n)) for pair in found])
-        # pairs are chosen by rank, so the order must follow the scores that are added up
-        best = best.gather(-1, top_k(scores.gather(-1, best), best.size(-1)))
-    elif use_numba(scores):
-        return cpu_kernels.select_pairs(by_head, k)
-    else:
-        best = top_k(scores, min(k, n))
-    best = best.unflatten(0, (-1, 2))
-    first, second = by_head.gather(-1, best).unbind(1)
+    # (H, halves, N, n) -> (H, halves, N, r)
+    numbers = top_k(scores, min(k, n))
+    first, second = scores.gather(-1, numbers).unbind(1)
     a, b = candidate_pairs(k, n, scores.device)
     # (H, N, P): only pairs that can win are added up
     sums = first.index_select(-1, a) + second.index_select(-1, b)
     pairs = top_k(sums, k)
-    slots = best[:, 0].gather(-1, a[pairs]) * n + best[:, 1].gather(-1, b[pairs])
+    slots = numbers[:, 0].gather(-1, a[pairs]) * n + numbers[:, 1].gather(-1, b[pairs])
     # (H, N, k) -> (N, H, k)
     return sums.gather(-1, pairs).transpose(0, 1), slots.transpose(0, 1)
 
@@ -266,42 +267,26 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     return n - 1 - (best & 0xFFFFFFFF)
 
 
-def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
-    """Return the numbers (N, k) of the best ``keys`` (n, d_q) for each query (N, d_q)."""
-    rows = max(1, FLAT_SCORES // len(keys))
-    with without_autocast(queries):
-        queries, keys = to_single_precision(queries), to_single_precision(keys)
-        return torch.cat([top_k(part @ keys.t(), k) for part in queries.split(rows)])
+# --- flat keys
 
 
-def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
-    """Do what :func:`search_with_torch` does, with faiss's exact search.
-
-    It needs faiss's GPU version to run on a GPU. faiss rounds differently and does not specify the
-    order of equal scores.
-    """
-    faiss = import_faiss()
-    arrays = [x.detach().float().cpu().numpy() for x in (queries, keys)]
-    if queries.is_cuda and hasattr(faiss, "StandardGpuResources"):
-        _, best = faiss.knn_gpu(_gpu_buffers(), *arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
-    else:
-        _, best = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
-    return torch.from_numpy(best).to(queries.device)
+def _search_with_topk(queries: Tensor, keys: Tensor, k: int) -> Tensor:
+    """Return the numbers (N, k) of the best ``keys`` (K, d_q) for each query (N, d_q)."""
+    length = max(1, FLAT_SCORES // len(keys))
+    return torch.cat([(part @ keys.t()).topk(k).indices for part in queries.split(length)])
 
 
-def import_faiss() -> ModuleType:
-    """Return faiss; raise ``ValueError`` if it is not installed."""
-    try:
-        import faiss
-    except ImportError:
-        raise ValueError(
-            "`search` faiss needs faiss, which is not installed: pip install faiss-cpu, or take "
-            "`search` torch"
-        ) from None
-    return faiss
+def _search_with_faiss(faiss: Any, queries: Tensor, keys: Tensor, k: int) -> Tensor:
+    """Do what :func:`_search_with_topk` does, with faiss's exact search, which rounds otherwise."""
+    arrays = (x.float().numpy() for x in (queries, keys))
+    return torch.from_numpy(faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)[1])
 
 
 @functools.cache
-def _gpu_buffers() -> Any:
-    """Return faiss's GPU buffers, which take long to allocate."""
-    return import_faiss().StandardGpuResources()
+def import_faiss() -> Any:
+    """Return faiss, or None if it is not installed."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss

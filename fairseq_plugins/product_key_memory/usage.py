@@ -10,47 +10,38 @@ Shapes: N tokens, H heads, k slots read by a head, K slots.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from fairseq_plugins.product_key_memory.sharding import several_workers
+from torch import Tensor, nn
 
 
 class MemoryUsage:
-    """Sums the weights with which a memory's slots are read, over all heads or ``by_head``."""
+    """Sums the weights with which each head reads each slot: ``reads`` (H, K).
 
-    def __init__(self, slots: int, heads: int = 1, by_head: bool = False) -> None:
-        self.heads = heads if by_head else 1
-        self.reads = torch.zeros(self.heads, slots, dtype=torch.float64)  # (H or 1, K)
+    It is a forward hook of a memory's keys: ``memory.keys.register_forward_hook(usage)``. Tokens
+    that are padding must be left out of the memory's input.
+    """
+
+    def __init__(self, slots: int, heads: int) -> None:
+        self.reads = torch.zeros(heads, slots, dtype=torch.float64)
         self.tokens = 0
 
-    def record(self, slots: Tensor, weights: Tensor, tokens: Tensor | None = None) -> None:
-        """Add reads of ``slots`` with ``weights``, both (N, H, k).
+    def __call__(self, keys: nn.Module, inputs: Any, selected: tuple[Tensor, Tensor]) -> None:
+        """Record the scores and slots, both (N, H, k), that a memory's keys select."""
+        scores, slots = selected
+        self.record(slots, scores.detach().softmax(-1))
 
-        ``tokens`` (N,), if given, is false for padding, which does not count.
-        """
-        weights = weights.detach().double()
-        if tokens is not None:
-            weights = weights.masked_fill(~tokens[:, None, None], 0)
+    def record(self, slots: Tensor, weights: Tensor) -> None:
+        """Add reads of ``slots`` with ``weights``, both (N, H, k)."""
         self.reads = self.reads.to(weights.device)
-        self.tokens += len(slots) if tokens is None else int(tokens.sum())
-        for head in range(self.heads):
-            part = (slice(None), head) if self.heads > 1 else slice(None)
-            self.reads[head].index_add_(0, slots[part].flatten(), weights[part].flatten())
-
-    def clear(self, device: torch.device | None = None) -> None:
-        """Forget all reads; count the next ones on ``device``, if given."""
-        self.reads = torch.zeros_like(self.reads, device=device)
-        self.tokens = 0
+        self.tokens += len(slots)
+        for head, reads in enumerate(self.reads):
+            reads.index_add_(0, slots[:, head].flatten(), weights[:, head].flatten().double())
 
     def total(self) -> Tensor:
-        """Return z' (K,), summed over heads and workers."""
-        reads = self.reads.sum(0)
-        if several_workers():
-            dist.all_reduce(reads)
-        return reads
+        """Return z' (K,), summed over heads."""
+        return self.reads.sum(0)
 
 
 def usage(reads: Tensor) -> float:

@@ -89,7 +89,7 @@ def load(
     )
     model, task = _build(file, state, folder, changed)
     _prepare(model, changed if issubclass(kind, SegmentLanguageModelingTask) else {})
-    lines = build_lines(**steps, units=units, known=task.source_dictionary)
+    lines = build_lines(**steps, units=units, dictionary=task.source_dictionary)
     if translates:
         return TranslationModel(model, task, lines)
     return LanguageModel(
@@ -126,31 +126,31 @@ def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
 
 def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
     """Return a checkpoint's options of a ``part``, such as "model", by their names."""
-    options = state["cfg"][part] or {}
+    options = state["cfg"].get(part) or {}
     # parsed arguments, or a configuration
     return vars(options) if isinstance(options, Namespace) else dict(options)
 
 
 def find_data(
-    file: Path, given: str | os.PathLike | None, task_options: dict[str, Any], translates: bool
+    file: Path, data: str | os.PathLike | None, task_options: dict[str, Any], translates: bool
 ) -> Path:
-    """Return the folder with a checkpoint's dictionaries, which is ``given`` or searched for.
+    """Return the folder with a checkpoint's dictionaries, which is ``data`` or searched for.
 
     They may be beside the checkpoint, or in the data that its task was trained on.
     """
     trained = str(task_options.get("data") or "").split(os.pathsep)[0]
-    places = [file.parent, *([Path(trained)] if trained else [])]
-    if given is not None:
-        places = [Path(given)]
-    for place in places:
+    folders = [file.parent, *([Path(trained)] if trained else [])]
+    if data is not None:
+        folders = [Path(data)]
+    for folder in folders:
         pair = task_options.get("source_lang"), task_options.get("target_lang")
-        if translates and None in pair and place.is_dir():
-            pair = infer_language_pair(str(place))
+        if translates and None in pair and folder.is_dir():
+            pair = infer_language_pair(str(folder))
         names = [f"dict.{language}.txt" for language in pair] if translates else ["dict.txt"]
-        if all((place / name).is_file() for name in names):
-            return place
+        if all((folder / name).is_file() for name in names):
+            return folder
     raise ValueError(
-        f"{file} needs {' and '.join(names)}, not in {' or '.join(map(str, places))}: give data, "
+        f"{file} needs {' and '.join(names)}, not in {' or '.join(map(str, folders))}: give data, "
         "the folder that fairseq-preprocess wrote"
     )
 
@@ -158,45 +158,44 @@ def find_data(
 def _split_options(
     file: Path,
     state: dict[str, Any],
-    named: dict[str, str | None],
-    given: dict[str, Any],
+    steps: dict[str, str | None],
+    overrides: dict[str, Any],
     units: Units,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of :func:`build_lines`, and the changed options of the model."""
     task_options, model_options = options_of(state, "task"), options_of(state, "model")
-    of_units: dict[str, Any] = {"source_lang": units.language, "target_lang": units.language}
+    unit_options: dict[str, Any] = {"source_lang": units.language, "target_lang": units.language}
     # subword_nmt and fastbpe, and sentencepiece
-    of_units |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
-    of_units = {option: str(value) for option, value in of_units.items() if value}
-    of_units["moses_no_dash_splits"] = units.moses_no_dash_splits
+    unit_options |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
+    unit_options = {option: str(value) for option, value in unit_options.items() if value}
+    unit_options["moses_no_dash_splits"] = units.moses_no_dash_splits
     names: dict[str, str | None] = {}
     known: set[str] = set()
     options: dict[str, Any] = {}
-    for kind, name in named.items():
+    for kind, name in steps.items():
         saved = options_of(state, kind)
         names[kind] = name or saved.get("_name") or getattr(units, kind)
-        of_step = step_options(kind, names[kind]).keys()
-        known |= of_step
+        step_names = step_options(kind, names[kind]).keys()
+        known |= step_names
         # Moses takes its languages from the task
         for source in (
-            of_units if names[kind] == getattr(units, kind) else {},
+            unit_options if names[kind] == getattr(units, kind) else {},
             {option: value for option, value in task_options.items() if value is not None},
             saved if names[kind] == saved.get("_name") else {},
-            given,
+            overrides,
         ):
-            options |= {option: source[option] for option in of_step & source.keys()}
+            options |= {option: source[option] for option in step_names & source.keys()}
     if issubclass(TASK_REGISTRY[task_options["_name"]], SegmentLanguageModelingTask):
         changeable = set(CHANGED_IN_EVALUATION)
     else:
         changeable = {*task_options, *model_options} - {"_name", "data", "tokens_per_sample"}
-    for option in given:
+    for option in overrides:
         if option not in known | changeable:
             raise ValueError(
                 f"{option} is not an option of {file} that can be changed, nor of its "
-                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): "
-                "leave it out"
+                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): leave it out"
             )
-    changed = {option: value for option, value in given.items() if option in changeable}
+    changed = {option: value for option, value in overrides.items() if option in changeable}
     return {**names, "options": options}, changed
 
 

@@ -106,20 +106,21 @@ def score_features(
 def score_batches(
     model: BaseFairseqModel,
     batches: Iterable[dict[str, Any]],
-    wanted: Callable[[dict[str, Any]], Tensor],
+    choose_targets: Callable[[dict[str, Any]], Tensor],
     total: int | None = None,
     description: str = "scoring",
 ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
     """Yield the numbers of each batch's rows, the rows' token counts, and the tokens' losses.
 
-    ``wanted`` returns which targets (B, T) of a batch to score. A progress bar goes to ``total``.
+    ``choose_targets`` returns which targets (B, T) of a batch to score. A progress bar goes to
+    ``total``.
     """
     device = next(model.parameters()).device
     hidden = True if total is None else None
     with tqdm(total=total, desc=description, unit=" tokens", leave=False, disable=hidden) as bar:
         for batch in batches:
             batch = move_to_cuda(batch, device=device)
-            scored, net_input = wanted(batch), batch["net_input"]
+            scored, net_input = choose_targets(batch), batch["net_input"]
             if "pasts" in net_input:
                 features, _ = model.decoder.extract_features(
                     net_input["src_tokens"], pasts=net_input["pasts"], start=net_input["start"]
@@ -186,35 +187,35 @@ class LoadedModel:
         models take ``batch_size``, language models also ``tokens_per_sample``,
         ``extended_context`` and ``max_tokens``.
         """
-        tokens, batches, place = self._read_split(split, **options)
+        tokens, batches, position = self._read_split(split, **options)
 
-        def wanted(batch: dict[str, Any]) -> Tensor:
+        def choose_targets(batch: dict[str, Any]) -> Tensor:
             scored = self._scored(batch["target"])
             if before_batch is not None:
                 before_batch(batch, scored)
             return scored
 
-        places: list[int] = []
+        positions: list[int] = []
         counts, losses = [], []
-        for rows, of_rows, found in score_batches(
-            self.model, batches, wanted, len(tokens), description
+        for rows, row_counts, batch_losses in score_batches(
+            self.model, batches, choose_targets, len(tokens), description
         ):
-            places += map(place, rows)
-            counts += of_rows
-            losses.append(found)
+            positions += map(position, rows)
+            counts += row_counts
+            losses.append(batch_losses)
         if sum(counts) != len(tokens):
             raise ValueError(
                 f"{sum(counts):,} tokens were scored of the {len(tokens):,} of the split {split}, "
                 "so the figures would be wrong: fairseq leaves out sentences that are longer than "
                 "the model's positions; remove them from the split"
             )
-        order = np.argsort(np.repeat(places, counts), kind="stable")
+        order = np.argsort(np.repeat(positions, counts), kind="stable")
         return np.concatenate(losses)[order]
 
     def _read_split(
         self, split: str, **options: Any
     ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
-        """Return a split's tokens (N,), its batches, and a map from a row's number to its place."""
+        """Return a split's tokens (N,), its batches, and where each row stands."""
         raise NotImplementedError
 
     def _scored(self, target: Tensor) -> Tensor:
@@ -230,15 +231,15 @@ class LoadedModel:
             raise ValueError(f"split {name.split('.')[0]}: {error}") from error
 
     @staticmethod
-    def _hypotheses(text: TextCoder, found: list[dict[str, Any]]) -> list[Hypothesis]:
+    def _hypotheses(text: TextCoder, candidates: list[dict[str, Any]]) -> list[Hypothesis]:
         """Return what fairseq's generator found for one text, in its order."""
-        made = []
-        for one in found:
+        hypotheses = []
+        for one in candidates:
             # the last token is the end
             tokens, log_probs = one["tokens"][:-1].cpu(), one["positional_scores"].float().cpu()
             score, symbols = float(one["score"]), text.symbols(tokens)
-            made.append(Hypothesis(text.decode(tokens), score, symbols, log_probs.numpy()))
-        return made
+            hypotheses.append(Hypothesis(text.decode(tokens), score, symbols, log_probs.numpy()))
+        return hypotheses
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the data of fairseq's task out of copies and pickles."""

@@ -107,8 +107,8 @@ class TextCoder:
         tokens = torch.tensor([self.dictionary.index(symbol) for symbol in symbols]).long()
         if tokens.eq(self.dictionary.pad()).any():
             raise ValueError(f"{name} has <pad>, which fairseq takes for padding: take it out")
-        found = {symbols[i] for i in tokens.eq(self.dictionary.unk()).nonzero().view(-1)}
-        unknown = sorted(found - {self.dictionary.unk_word})
+        unknown_symbols = {symbols[i] for i in tokens.eq(self.dictionary.unk()).nonzero().view(-1)}
+        unknown = sorted(unknown_symbols - {self.dictionary.unk_word})
         if unknown and not self.allow_unknown:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
@@ -147,15 +147,19 @@ def step_options(kind: str, name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name not in registry["registry"]:
-        there = ", ".join(sorted(registry["registry"]))
-        raise ValueError(f"{kind} is {name!r}: there are {there}")
+        names = ", ".join(sorted(registry["registry"]))
+        raise ValueError(f"{kind} is {name!r}: there are {names}")
     dataclass = registry["dataclass_registry"].get(name)
     fields = () if dataclass is None else dataclasses.fields(dataclass)
     return {field.name: field.default for field in fields if not field.name.startswith("_")}
 
 
 def build_lines(
-    tokenizer: str | None, bpe: str | None, options: dict[str, Any], units: Units, known: Dictionary
+    tokenizer: str | None,
+    bpe: str | None,
+    options: dict[str, Any],
+    units: Units,
+    dictionary: Dictionary,
 ) -> Any:
     """Return an object that converts a line to symbols and back.
 
@@ -166,7 +170,7 @@ def build_lines(
         if units.unit == "bytes":
             return Bytes()
         if units.unit == "characters":
-            blank = next((blank for blank in _BLANKS if blank in known), _BLANKS[0])
+            blank = next((blank for blank in _BLANKS if blank in dictionary), _BLANKS[0])
             return Characters(units.symbols or {" ": blank})
         return Words()
     built = []

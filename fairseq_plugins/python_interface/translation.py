@@ -49,7 +49,7 @@ class TranslationModel(LoadedModel):
         """
         if isinstance(text, str):
             return self.hypotheses([text], **options)[0][0].text
-        return [found[0].text for found in self.hypotheses(text, **options)]
+        return [best.text for best, *_ in self.hypotheses(text, **options)]
 
     def hypotheses(
         self,
@@ -59,7 +59,6 @@ class TranslationModel(LoadedModel):
         length_penalty: float = 1.0,
         max_len_a: float = 0.0,
         max_len_b: int = 200,
-        no_repeat_ngram_size: int = 0,
         batch_size: int = 32,
     ) -> list[list[Hypothesis]]:
         """Return the ``beam`` best translations of each sentence, best first.
@@ -71,13 +70,11 @@ class TranslationModel(LoadedModel):
             max_len_a: translations have at most ``max_len_a`` times the units of the longest
                 source in the batch, plus ``max_len_b``.
             max_len_b: see ``max_len_a``.
-            no_repeat_ngram_size: repeat no sequence of this many units; 0 for no limit.
             batch_size: number of sentences to translate at once.
         """
         if isinstance(sentences, str):
             raise ValueError(f"sentences is {sentences!r}: give a list of them")
         check_at_least(1, beam=beam, max_len_b=max_len_b, batch_size=batch_size)
-        check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size)
         named = enumerate(sentences, start=1)
         sources = [self._encode(self.source, text, f"sentence {i}") for i, text in named]
         config = SimpleNamespace(
@@ -89,17 +86,16 @@ class TranslationModel(LoadedModel):
         )
         hub = GeneratorHubInterface(config, self.task, [self.model]).to(self.device)
         # an empty sentence has only its </s>
-        found = hub.generate(
+        hypotheses = hub.generate(
             [source for source in sources if len(source) > 1],
             beam,
             lenpen=length_penalty,
             max_len_a=max_len_a,
             max_len_b=max_len_b,
-            no_repeat_ngram_size=no_repeat_ngram_size,
         )
-        made = (self._hypotheses(self.target, of_sentence) for of_sentence in found)
+        translations = (self._hypotheses(self.target, each) for each in hypotheses)
         nothing = Hypothesis("", 0.0, [], np.empty(0, dtype=np.float32))
-        return [next(made) if len(source) > 1 else [nothing] for source in sources]
+        return [next(translations) if len(source) > 1 else [nothing] for source in sources]
 
     def score(
         self, source: str | Sequence[str], target: str | Sequence[str], batch_size: int = 32
@@ -130,13 +126,13 @@ class TranslationModel(LoadedModel):
             pairs.collater([pairs[number] for number in order[first : first + batch_size]])
             for first in range(0, len(order), batch_size)
         )
-        found: dict[int, Score] = {}
+        scores: dict[int, Score] = {}
         for rows, counts, losses in score_batches(
             self.model, batches, lambda batch: self._scored(batch["target"])
         ):
-            for number, own in zip(rows, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
-                found[number] = Score(self.target.symbols(targets[number]), -own, PERPLEXITY)
-        return [found[number] for number in range(len(sources))]
+            for number, part in zip(rows, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
+                scores[number] = Score(self.target.symbols(targets[number]), -part, PERPLEXITY)
+        return [scores[number] for number in range(len(sources))]
 
     def _encode(self, text: TextCoder, sentence: str, name: str) -> Tensor:
         """Return the tokens of a sentence, ``</s>`` included."""
@@ -157,8 +153,8 @@ class TranslationModel(LoadedModel):
         source, target = self.task.cfg.source_lang, self.task.cfg.target_lang
         # file names may have the languages in either order
         pairs = (f"{split}.{source}-{target}.{target}", f"{split}.{target}-{source}.{target}")
-        there = (name for name in pairs if Path(self.task.cfg.data, f"{name}.bin").is_file())
-        tokens = self._tokens(next(there, pairs[0]))
+        present = (name for name in pairs if Path(self.task.cfg.data, f"{name}.bin").is_file())
+        tokens = self._tokens(next(present, pairs[0]))
         self.task.load_dataset(split)
         batches = self.task.get_batch_iterator(
             self.task.dataset(split),

@@ -26,7 +26,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     rows_by_distance,
 )
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.past import KeyValues, LayerPast
+from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
 
 
 def plain_attention(
@@ -75,8 +75,8 @@ def plain_attention(
             by_distance = position_query @ rows.unsqueeze(1).mT
             if far > 0:
                 # distances beyond the clamp use the first row's score: -> (H, B, T, S + 1)
-                of_first = by_distance[..., :1].expand(-1, -1, -1, far)
-                by_distance = torch.cat([of_first, by_distance], dim=-1)
+                first_row = by_distance[..., :1].expand(-1, -1, -1, far)
+                by_distance = torch.cat([first_row, by_distance], dim=-1)
             if distance_bias is not None:
                 bias = _over_distances(distance_bias, window.farthest, num_keys)
                 by_distance = by_distance + bias[:, None, None].to(query.dtype)
@@ -171,7 +171,10 @@ class RelativeAttention(nn.Module):
         return UNLIMITED
 
     def forward(
-        self, x: Tensor, positions: Tensor | Clamped | None = None, past: LayerPast | None = None
+        self,
+        x: Tensor,
+        positions: Tensor | Clamped | None = None,
+        past: HiddenStates | KeyValues | None = None,
     ) -> tuple[Tensor, KeyValues | None]:
         """Attend from each token of the segment ``x`` (B, T, d).
 
@@ -213,7 +216,7 @@ def is_inference(module: nn.Module) -> bool:
 def keys_and_values_of(
     project: Callable[[Tensor], tuple[Tensor, Tensor]],
     x: Tensor,
-    past: LayerPast | None,
+    past: HiddenStates | KeyValues | None,
     inference: bool,
     max_past: int = UNLIMITED,
 ) -> tuple[Tensor, Tensor, KeyValues | None]:

@@ -118,10 +118,10 @@ def split_into_blocks(
     block = max(1, -(-queries // max(1, queries // least)))
     for start in range(0, queries, block):
         size = min(block, queries - start)
-        own = remembered + start
-        first = max(0, own - window.farthest)
-        seen = min(max(0, own + size - window.nearest - first), keys.size(2))
-        yield Block(start, size, first, seen, own - first)
+        place = remembered + start
+        first = max(0, place - window.farthest)
+        seen = min(max(0, place + size - window.nearest - first), keys.size(2))
+        yield Block(start, size, first, seen, place - first)
 
 
 def rel_shift(scores: Tensor, num_keys: int) -> Tensor:

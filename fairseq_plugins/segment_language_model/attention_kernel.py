@@ -76,23 +76,23 @@ class _Workspace:
 
         It sums the score and the bias of each distance, and caps both outside the window.
         """
-        of_block = block.of_queries(query)
-        shape = (*of_block.shape[:3], block.keys + 1)
+        block_query = block.of_queries(query)
+        shape = (*block_query.shape[:3], block.keys + 1)
         by_distance = self.take("by distance", *shape)
         if rel_keys.size(1) > 0:
             rows = block.of_distances(rel_keys)
             far = shape[3] - rows.size(1)
             # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1 - F) -> (H, B, C, K + 1 - F)
-            grouped = of_block.reshape(rows.size(0), -1, rows.size(2))
+            grouped = block_query.reshape(rows.size(0), -1, rows.size(2))
             out = by_distance.view(*grouped.shape[:2], shape[3])[..., far:]
             torch.bmm(grouped, rows.transpose(1, 2), out=out)
             if far > 0:
                 # distances beyond the clamp use the first row's score
                 by_distance[..., :far] = by_distance[..., far : far + 1]
             if distance_bias is not None:
-                biased, own_bias = block.biased(by_distance, distance_bias, window.farthest)
+                biased, bias_part = block.biased(by_distance, distance_bias, window.farthest)
                 # (H, W) -> (H, 1, 1, W)
-                biased += own_bias[:, None, None].to(biased.dtype)
+                biased += bias_part[:, None, None].to(biased.dtype)
         else:
             by_distance.zero_()
         bias = rel_shift(by_distance, block.keys)
@@ -135,7 +135,7 @@ class _WindowAttention(torch.autograd.Function):
         # heads lie side by side in memory, as the output projection reads them
         out = content_query.new_empty(streams, queries, heads, width).permute(2, 0, 1, 3)
         lse = out.new_empty(out.shape[:3], dtype=_precise(out)) if return_lse else None
-        kept: list[Tensor | None] = []
+        stored: list[Tensor | None] = []
         work = _Workspace(out)
         fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
         # the fused kernel ignores NaN, fails without streams, and float16 may overflow in it
@@ -181,7 +181,7 @@ class _WindowAttention(torch.autograd.Function):
                 dropped = weights if keep is None else weights * keep / (1 - dropout)
                 attended = work.product("values", dropped, value)
                 if differentiable:
-                    kept += [weights, keep]
+                    stored += [weights, keep]
             # (H·B, C, d_h) -> (H, B, C, d_h)
             block.of_queries(out).copy_(attended.unflatten(0, (heads, streams)))
             if blind > 0:
@@ -190,7 +190,7 @@ class _WindowAttention(torch.autograd.Function):
                     block.of_queries(lse)[..., :blind] = -torch.inf
         if differentiable:
             inputs = (content_query, position_query, keys, values, rel_keys, distance_bias)
-            ctx.save_for_backward(*inputs, out, *kept)
+            ctx.save_for_backward(*inputs, out, *stored)
             ctx.window, ctx.dropout = window, dropout
         return out, lse
 
@@ -199,7 +199,7 @@ class _WindowAttention(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise _no_higher_derivatives("create_graph=True")
         saved = ctx.saved_tensors  # read once: activation checkpointing forbids a second read
-        inputs, out, kept = saved[:6], saved[6], saved[7:]
+        inputs, out, stored = saved[:6], saved[6], saved[7:]
         content_query, position_query, keys, values, rel_keys, distance_bias = inputs
         grad_content_query = content_query.new_empty(content_query.shape)
         grad_position_query = None
@@ -217,8 +217,8 @@ class _WindowAttention(torch.autograd.Function):
         if grad_lse is not None:
             common -= grad_lse.unsqueeze(-1).to(common.dtype)
         blocks = split_into_blocks(content_query, keys, ctx.window)
-        for block, weights, keep in zip(blocks, kept[::2], kept[1::2], strict=True):
-            query, grad, of_all, key, value = (
+        for block, weights, keep in zip(blocks, stored[::2], stored[1::2], strict=True):
+            query, grad, common_part, key, value = (
                 part.flatten(0, 1)
                 for part in (
                     *map(block.of_queries, (content_query, grad_out, common)),
@@ -233,7 +233,7 @@ class _WindowAttention(torch.autograd.Function):
             if keep is not None:
                 grad_weights.mul_(keep).div_(1 - ctx.dropout)
             # hidden keys have weight 0, so their scores' gradient is 0
-            grad_scores = grad_weights.sub_(of_all).mul_(weights)
+            grad_scores = grad_weights.sub_(common_part).mul_(weights)
             work.add_product(block.of_keys(grad_keys), grad_scores.transpose(1, 2), query)
             grad_query = work.product("queries", grad_scores, key)
             if block.keys > 0 and rel_keys.size(1) > 0:
@@ -241,10 +241,10 @@ class _WindowAttention(torch.autograd.Function):
                 by_distance = work.take("by distance", *shape, block.keys + 1)
                 undo_rel_shift(grad_scores.view(*shape, block.keys), by_distance)
                 if distance_bias is not None:
-                    biased, grad_own_bias = block.biased(
+                    biased, grad_bias_part = block.biased(
                         by_distance, grad_distance_bias, ctx.window.farthest
                     )
-                    grad_own_bias += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
+                    grad_bias_part += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
                 rows = block.of_distances(rel_keys)
                 far = block.keys + 1 - rows.size(1)
                 if far > 0:
@@ -278,8 +278,8 @@ class _WindowAttention(torch.autograd.Function):
 def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
     """Return log Σ exp(score), (H·B, C), given scores and their softmax, (H·B, C, K)."""
     # exp(s) / w equals the sum for any key
-    largest, of_largest = (t.amax(-1).to(_precise(t)) for t in (scores, weights))
-    return largest - of_largest.log_()
+    largest, largest_weight = (t.amax(-1).to(_precise(t)) for t in (scores, weights))
+    return largest - largest_weight.log_()
 
 
 def _no_higher_derivatives(asked_for: str) -> ValueError:

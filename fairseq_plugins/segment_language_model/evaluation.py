@@ -119,8 +119,8 @@ def read_units(folder: Path) -> Units:
     if not path.is_file():
         return Units()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        units = Units(**{name: found[name] for name in Units._fields if found.get(name)})
+        content = json.loads(path.read_text(encoding="utf-8"))
+        units = Units(**{name: content[name] for name in Units._fields if content.get(name)})
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): prepare the data again") from error
     check_unit(units.unit, f"unit in {path}")

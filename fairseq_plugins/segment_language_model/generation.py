@@ -158,8 +158,8 @@ def _end_by_length(generator: Any) -> None:
     end = generator.eos
 
     def free_end(log_probs: Tensor) -> None:
-        of_end = log_probs[..., end]
-        of_end.masked_fill_(log_probs.isneginf().all(-1), 0.0)
+        end_log_probs = log_probs[..., end]
+        end_log_probs.masked_fill_(log_probs.isneginf().all(-1), 0.0)
 
     generator.search = _AdjustedSearch(generator.search, free_end)
 

@@ -88,7 +88,7 @@ class SegmentLoss(CrossEntropyCriterion):
         sample_size = nsentences if self.sentence_avg else ntokens
         log = {"loss": loss.detach(), "ntokens": ntokens, "nsentences": nsentences}
         log["sample_size"] = sample_size
-        spans = getattr(model, "learned_spans", list)()  # other tasks' models have none
+        spans: list[Any] = getattr(model, "learned_spans", list)()  # other tasks' models have none
         if spans:
             # times the tokens: fairseq divides gradients by the sample size later
             penalty = self.span_loss * sum(span.penalty() for span in spans) * ntokens

@@ -31,7 +31,13 @@ from fairseq_plugins.segment_language_model.past import HiddenStates, Past
 if TYPE_CHECKING:
     from fairseq_plugins.segment_language_model.streams import StreamPasts
 
-CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
+CHANGED_IN_EVALUATION = (
+    "attention_kernel",
+    "clamp_len",
+    "compile_layers",
+    "mem_len",
+    "same_length",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +135,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             x = self.network.absolute_positions.add_to_embeddings(x, first_place)
         x = self.embed_dropout(x)
         if past is None and self.zero_memory and self.network.mem_len > 0:
-            zeros = HiddenStates((x.new_zeros(x.size(0), self.network.mem_len, x.size(2)),))
-            past = Past((zeros,) * len(self.network.layers), 0)
+            zeros = x.new_zeros(x.size(0), self.network.mem_len, x.size(2))
+            past = Past(tuple(HiddenStates((zeros,)) for _ in self.network.layers), 0)
         x, past = self.network(x, past, keep, self._padding_mask(tokens), first_place)
         return self.output_dropout(x), past
 

@@ -119,6 +119,8 @@ class SegmentNetwork(nn.Module):
         layer_norm: normalises the last layer's output.
         project: computes each layer's positions, as :func:`project_positions` does.
         checkpoint_activations: compute activations again in the backward pass.
+        compiled_length: T of the segments that torch.compile's layers read, once the past is full;
+            shorter segments and the first ones of a text run without it. 0 compiles nothing.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class SegmentNetwork(nn.Module):
         layer_norm: nn.Module | None = None,
         project: Callable[..., tuple[Any, ...]] = project_positions,
         checkpoint_activations: bool = False,
+        compiled_length: int = 0,
     ) -> None:
         super().__init__()
         if mem_len < 0:
@@ -141,6 +144,11 @@ class SegmentNetwork(nn.Module):
         self.mem_len = mem_len
         self.project = project
         self.checkpoint_activations = checkpoint_activations
+        self.compiled_length = compiled_length
+        if compiled_length:
+            for layer in layers:
+                # with shapes that change, a compiled layer is slower than a plain one
+                layer.compile(dynamic=False)
 
     def forward(
         self,
@@ -163,6 +171,9 @@ class SegmentNetwork(nn.Module):
             layers = [layer.to(device=x.device, dtype=x.dtype) for layer in past.layers]
         earlier = 0 if past is None else past.length
         positions, farthest = self._positions(x, past, earlier + length - 1, keep + length - 1)
+        compiled = length == self.compiled_length and earlier == keep
+        if compiled:
+            layers = [None if layer is None else layer.whole() for layer in layers]
         next_layers: list[LayerPast] = []
         for index, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
@@ -171,7 +182,8 @@ class SegmentNetwork(nn.Module):
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, next_layer = checkpoint(layer, *inputs, use_reentrant=False)
             else:
-                x, next_layer = layer(*inputs)
+                run = layer if compiled or not self.compiled_length else layer.forward
+                x, next_layer = run(*inputs)
             if keep > 0:
                 next_layers.append(next_layer.last(keep))
         if self.layer_norm is not None:

@@ -154,7 +154,15 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         "compute the layers' activations again in the backward pass, for less memory and more time",
     )
     # the options of other tasks, which build_model refuses, may lack these
-    tokens_per_sample: int = II("oc.select:task.tokens_per_sample,0")
+    compile_layers: bool = option(
+        False,
+        "run each layer through torch.compile, which takes minutes at the start; the first "
+        "segments of a pass, until the recurrence is full, and the last one run without it",
+    )
+    # with a text, --arch accepts the option of a task that was forgotten, and can name the task
+    tokens_per_sample: int = option(
+        II("oc.select:task.tokens_per_sample,0"), "segment length, as the task has it"
+    )
     extended_context: int = II("oc.select:task.extended_context,0")
 
 
@@ -180,6 +188,11 @@ def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_l
     for name, needed in _NEEDS:
         if getattr(cfg, name) and not getattr(cfg, needed):
             raise ValueError(f"{flag(name)} needs {flag(needed)}: give both, or neither")
+    if cfg.compile_layers and cfg.checkpoint_activations:
+        raise ValueError(
+            "--compile-layers with --checkpoint-activations: compiled layers keep their "
+            "activations; leave one of the two out"
+        )
     _check_tied(cfg)
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
@@ -217,6 +230,11 @@ def _check_tied(cfg: SegmentLanguageModelConfig) -> None:
     for refused, message in refusals:
         if refused:
             raise ValueError(message)
+
+
+def compiled_length(cfg: SegmentLanguageModelConfig) -> int:
+    """Return the length of the segments that compiled layers read; 0 without --compile-layers."""
+    return cfg.compile_layers * (cfg.tokens_per_sample + cfg.extended_context)
 
 
 def parse_cutoffs(cfg: SegmentLanguageModelConfig, part: str, dictionary: Dictionary) -> list[int]:

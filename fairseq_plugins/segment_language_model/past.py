@@ -22,14 +22,22 @@ from torch.utils._pytree import tree_map_only
 class LayerPast(Protocol):
     """What one layer keeps of the last S tokens (``length``) of B streams (``streams``)."""
 
-    length: int
-    streams: int
+    @property
+    def length(self) -> int:
+        """Return S."""
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
 
     def last(self, length: int) -> LayerPast:
         """Return the last ``length`` tokens, or all if there are fewer."""
 
     def select(self, order: Tensor) -> LayerPast:
         """Return stream ``order[i]`` as stream i."""
+
+    def whole(self) -> LayerPast:
+        """Return the same tokens without what lies around them in memory, for compiled layers."""
 
     def to(self, *args: Any, **kwargs: Any) -> LayerPast:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
@@ -76,6 +84,10 @@ class HiddenStates:
     def select(self, order: Tensor) -> HiddenStates:
         """Return stream ``order[i]`` as stream i."""
         return HiddenStates((self.hidden.index_select(0, order),))
+
+    def whole(self) -> HiddenStates:
+        """Return the states as one tensor."""
+        return HiddenStates((self.hidden,))
 
     def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
         """Return the states as one tensor in another dtype or on another device."""
@@ -156,7 +168,8 @@ class KeyValues:
             buffer = tokens.new_empty(*tokens.shape[:2], room, tokens.size(3))
             buffer.narrow(2, 0, self.length).copy_(tokens)
             buffers.append(buffer)
-        return KeyValues(_Buffers(*buffers, self.length), 0, self.length)
+        keys, values = buffers
+        return KeyValues(_Buffers(keys, values, self.length), 0, self.length)
 
     def last(self, length: int) -> KeyValues:
         """Return the last ``length`` tokens, or all if there are fewer."""
@@ -165,6 +178,10 @@ class KeyValues:
     def select(self, order: Tensor) -> KeyValues:
         """Return stream ``order[i]`` as stream i."""
         return KeyValues.of(self.keys.index_select(1, order), self.values.index_select(1, order))
+
+    def whole(self) -> KeyValues:
+        """Return views of the same tokens, from 0 on; the next tokens go elsewhere."""
+        return KeyValues.of(self.keys, self.values)
 
     def to(self, *args: Any, **kwargs: Any) -> KeyValues:
         """Return the past in another dtype or on another device; itself if nothing changes."""

@@ -68,13 +68,13 @@ def _check_index(path: str) -> None:
         raise ValueError("it is not a file")
     start = struct.Struct("<9sQBQ")
     with open(path, "rb") as file:
-        read = file.read(start.size)
-    if read.startswith(MMapIndexedDataset.Index._HDR_MAGIC):
-        _, version, kind, sentences = start.unpack(read)
+        head = file.read(start.size)
+    if head.startswith(MMapIndexedDataset.Index._HDR_MAGIC):
+        _, version, kind, sentences = start.unpack(head)
         # each sentence has a length in 4 bytes and a place in 8
-        right, found = start.size + 12 * sentences, os.path.getsize(path)
-        if version != 1 or kind not in _code_to_dtype or found != right:
-            raise ValueError(f"version {version}, number type {kind}, {found} of {right} bytes")
+        expected, size = start.size + 12 * sentences, os.path.getsize(path)
+        if version != 1 or kind not in _code_to_dtype or size != expected:
+            raise ValueError(f"version {version}, number type {kind}, {size} of {expected} bytes")
 
 
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
@@ -100,10 +100,11 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
                 f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
                 "binarize the text again"
             )
-        return np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
-    if dataset.supports_prefetch:
-        dataset.prefetch(range(len(dataset)))
-    tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
+        tokens = np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
+    else:
+        if dataset.supports_prefetch:
+            dataset.prefetch(range(len(dataset)))
+        tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
     log_unknown(count_symbol(tokens, dictionary.unk()), len(tokens), path)
     return tokens
 
@@ -136,8 +137,8 @@ class ShuffledSentences:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def __getitem__(self, wanted: slice) -> np.ndarray:
-        begin, end, _ = wanted.indices(len(self))
+    def __getitem__(self, index: slice) -> np.ndarray:
+        begin, end, _ = index.indices(len(self))
         parts = [self._tokens[:0]]
         number = int(self._ends.searchsorted(begin, side="right"))
         while begin < end:

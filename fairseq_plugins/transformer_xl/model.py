@@ -34,6 +34,7 @@ from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
     check_options,
+    compiled_length,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -202,6 +203,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
             absolute_positions=None if positions.relative else encoding,
             layer_norm=build_final_norm(cfg),
             checkpoint_activations=cfg.checkpoint_activations,
+            compiled_length=compiled_length(cfg),
         )
         decoder = SegmentDecoder(
             dictionary,

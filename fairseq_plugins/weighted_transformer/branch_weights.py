@@ -7,14 +7,11 @@ Shapes: M branches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
 from fairseq_plugins.fairseq_integration.parameters import (
     Float32Module,
     UpdateRule,
@@ -25,7 +22,6 @@ PARAMETERIZATIONS = ("simplex", "softmax")
 # the weights outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
 STARTS = RANDOM, NEAR_UNIFORM = ("random", "near-uniform")
-KINDS = ("kappa", "alpha")
 
 
 @torch.no_grad()
@@ -79,41 +75,39 @@ class BranchSchedule(UpdateRule):
 
 
 class BranchWeights(Float32Module):
-    """κ and α, both (M,), not negative, each with a sum of 1 (equations 6 and 7).
+    """κ or α of M branches: a vector (M,), not negative, with a sum of 1 (equations 6 and 7).
 
-    The optimizer must project the parameters ``kappa`` and ``alpha`` after each update
-    (:func:`project_to_simplex`). The parameterization "softmax" has ``kappa_logits`` and
-    ``alpha_logits`` instead, and needs no projection.
+    The optimizer must project the parameter after each update (:func:`project_to_simplex`). The
+    parameterization "softmax" has logits instead, and needs no projection.
 
     Args:
+        name: the parameter's name, "kappa" or "alpha"; logits are "kappa_logits".
         schedule: how :class:`AdamWithBranchWeights` trains them; None for another optimizer.
+        start: "near-uniform", or "random" for a random point of the simplex.
+        total: what the weights sum to when they are applied; M by default.
+        top_k: only the k branches with the largest weights contribute (section 4.5).
+        shake: draw new weights in each forward pass of training; inference uses 1/M (section 4.4).
         outside_training: which weights inference uses: "learned", "random" or "uniform" (section
             4.4).
-        top_k: only the k branches with the largest α contribute, or with the largest κ if there is
-            no α (section 4.5).
-        start: "random" for a random point of the simplex, or "near-uniform".
-        applied_sum: what the weights sum to when they are applied, 1 or M.
-        shake: draw new weights in each forward pass of training; inference uses 1/M (section 4.4).
-        kinds: "kappa", "alpha", or both.
     """
 
     def __init__(
         self,
         branches: int,
+        name: str = "alpha",
         schedule: BranchSchedule | None = None,
         parameterization: str = "simplex",
-        outside_training: str = LEARNED,
+        start: str = NEAR_UNIFORM,
+        total: int | None = None,
         top_k: int | None = None,
-        start: str = RANDOM,
-        applied_sum: int = 1,
         shake: bool = False,
-        kinds: Sequence[str] = KINDS,
+        outside_training: str = LEARNED,
     ) -> None:
         super().__init__()
         for argument, value, known in [
             ("parameterization", parameterization, PARAMETERIZATIONS),
-            ("outside_training", outside_training, REPLACEMENTS),
             ("start", start, STARTS),
+            ("outside_training", outside_training, REPLACEMENTS),
         ]:
             if value not in known:
                 raise ValueError(f"`{argument}` is {value!r}: there are {', '.join(known)}")
@@ -122,93 +116,50 @@ class BranchWeights(Float32Module):
                 f"`top_k` is {top_k}: it must be from 1 to the number of branches, {branches}"
             )
         if top_k is not None and (shake or outside_training == UNIFORM):
-            other = "`shake`" if shake else "`outside_training` uniform"
             raise ValueError(
-                f"{other} with `top_k`: no weight is larger than another; leave out one of the two"
+                f"`top_k` is {top_k}, and `{'shake' if shake else 'outside_training'}` makes all "
+                "weights equal: leave out one of the two"
             )
         self.branches = branches
+        self.total = branches if total is None else total
         self.softmax = parameterization == "softmax"
-        self.outside_training = outside_training
         self.top_k = top_k
-        self.applied_sum = applied_sum
         self.shake = shake
+        self.outside_training = outside_training
         # weights that are drawn anew are not trained
         self.schedule = None if shake else schedule
-        self.kinds = tuple(kinds)
-        for name in self._names:
-            if shake:
-                drawn = torch.full((branches,), 1 / branches)
-            else:
-                draw = draw_from_simplex if start == RANDOM else draw_near_uniform
-                drawn = draw(branches)
-            parameter = nn.Parameter(drawn.log() if self.softmax else drawn, not shake)
-            if self.schedule is not None:
-                set_update_rule(parameter, self.schedule)
-            setattr(self, name, parameter)
+        if shake:
+            weights = self.uniform()
+        else:
+            weights = (draw_from_simplex if start == RANDOM else draw_near_uniform)(branches)
+        parameter = nn.Parameter(weights.log() if self.softmax else weights, not shake)
+        if self.schedule is not None:
+            set_update_rule(parameter, self.schedule)
+        # another name keeps logits from being loaded as weights and the other way round
+        self.name = f"{name}_logits" if self.softmax else name
+        self.register_parameter(self.name, parameter)
         if outside_training == RANDOM:
-            for kind in self.kinds:
-                self.register_buffer(
-                    f"random_{kind}", draw_from_simplex(branches), persistent=False
-                )
+            self.register_buffer("random", draw_from_simplex(branches), persistent=False)
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        # different names keep logits from being loaded as weights and the other way round
-        return tuple(f"{kind}_logits" if self.softmax else kind for kind in self.kinds)
+    def uniform(self, device: torch.device | None = None) -> Tensor:
+        """Return the weights 1/M, (M,)."""
+        return torch.full((self.branches,), 1 / self.branches, device=device)
 
-    def equal(self) -> dict[str, Tensor]:
-        """Return a state in which all weights are 1/M."""
-        return {name: torch.full((self.branches,), 1 / self.branches) for name in self._names}
+    def learned(self) -> Tensor:
+        """Return the learned weights (M,)."""
+        parameter = getattr(self, self.name)
+        return parameter.softmax(0) if self.softmax else parameter
 
-    def learned(self) -> tuple[Tensor, ...]:
-        """Return the learned weights (M,) of each kind."""
-        learned = (getattr(self, name) for name in self._names)
-        return tuple(x.softmax(0) if self.softmax else x for x in learned)
-
-    def forward(self) -> tuple[Tensor, ...]:
-        """Return the weights (M,) of each kind as they are applied."""
-        weights = dict(zip(self.kinds, self.learned(), strict=True))
-        for kind, learned in weights.items():
-            if self.training and self.shake:
-                weights[kind] = draw_from_simplex(self.branches, learned.device)
-            elif not self.training and self.outside_training == RANDOM:
-                weights[kind] = getattr(self, f"random_{kind}")
-            elif not self.training and self.outside_training == UNIFORM:
-                weights[kind] = torch.full_like(learned, 1 / self.branches)
+    def forward(self) -> Tensor:
+        """Return the weights (M,) as they are applied, with sum ``total``."""
+        weights = self.learned()
+        if self.training and self.shake:
+            weights = draw_from_simplex(self.branches, weights.device)
+        elif not self.training and self.outside_training == RANDOM:
+            weights = self.random
+        elif not self.training and self.outside_training == UNIFORM:
+            weights = self.uniform(weights.device)
         if self.top_k is not None:
-            kind = "alpha" if "alpha" in weights else "kappa"
-            best = weights[kind].topk(self.top_k).indices
-            weights[kind] = weights[kind] * torch.zeros_like(weights[kind]).scatter(0, best, 1)
-        if self.applied_sum == 1:
-            return tuple(weights.values())
-        return tuple(x * self.applied_sum for x in weights.values())
-
-
-class FoldedLayer(nn.Module):
-    """Base class of layers that fold κ and α into their matrices; inference does it once."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._folded: InferenceCache[tuple[Tensor, ...]] = InferenceCache()
-
-    def fold(self) -> tuple[Tensor, ...]:
-        """Return matrices and biases, multiplied by κ and α."""
-        raise NotImplementedError
-
-    def folded(self) -> tuple[Tensor, ...]:
-        """Return what :meth:`fold` returns, from a cache in inference."""
-        if self.training or torch.is_grad_enabled():
-            return self.fold()
-        return self._folded.get(self.parameters(), self._fold_for_all_precisions)
-
-    def _fold_for_all_precisions(self) -> tuple[Tensor, ...]:
-        # the next pass may run under a different autocast
-        with torch.autocast(next(self.parameters()).device.type, enabled=False):
-            return self.fold()
-
-    def train(self, mode: bool = True) -> FoldedLayer:
-        """Set the module in training mode or out of it."""
-        if mode:
-            # an optimizer is about to change the weights without autograd's knowledge
-            self._folded.clear()
-        return super().train(mode)
+            best = weights.topk(self.top_k).indices
+            weights = weights * torch.zeros_like(weights).scatter(0, best, 1)
+        return weights if self.total == 1 else weights * self.total

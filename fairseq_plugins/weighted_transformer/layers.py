@@ -1,4 +1,4 @@
-"""The default reading, ``sublayers``: fairseq's layers with weights κ and α for their branches.
+"""The default variant, ``sublayers``: a transformer's layers with weights κ and α for branches.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132, section 3): "layer normalization, and residual
 connections … are retained". With S the sum of the weights ::
@@ -7,143 +7,155 @@ connections … are retained". With S the sum of the weights ::
     y = LN(h + Σ α_i F_i(h)); F_i(h) = relu(h W_1^i + b_1^i) W_2^i + b_2/S
 
 κ scales columns of the output projection, α columns of the second feed-forward layer. If all κ_i
-and α_i are 1, so that S = M, this is fairseq's layer.
+and α_i are 1, so that S = M, this is a layer of the plain transformer.
 
-Shapes: B sentences, T queries, S keys, M branches, d model width.
+Shapes: B sentences, T queries, S keys, M branches, d model width, h head width (d/M).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from fairseq.models.transformer import TransformerConfig
-from fairseq.modules import MultiheadAttention
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayerBase,
-)
 from torch import Tensor, nn
 
-from fairseq_plugins.weighted_transformer.attention import attention_heads
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, FoldedLayer
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 
 
-class WeightedEncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer with κ in its attention and α in its feed-forward network."""
-
-    def __init__(self, cfg: TransformerConfig, kappa: BranchWeights, alpha: BranchWeights) -> None:
-        super().__init__(cfg)
-        self.self_attn = WeightedAttention(
-            self.embed_dim, kappa, dropout=cfg.attention_dropout, self_attention=True
-        )
-        self.fc2 = WeightedLinear(cfg.encoder.ffn_embed_dim, self.embed_dim, alpha)
-
-
-class WeightedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with κ in "encoder" attention, "self"-attention or both, and α."""
-
-    def __init__(
-        self, cfg: TransformerConfig, kappas: Mapping[str, BranchWeights], alpha: BranchWeights
-    ) -> None:
-        super().__init__(cfg)
-        dropout = cfg.attention_dropout
-        if "self" in kappas:
-            self.self_attn = WeightedAttention(
-                self.embed_dim, kappas["self"], dropout=dropout, self_attention=True
-            )
-        if "encoder" in kappas:
-            self.encoder_attn = WeightedAttention(
-                self.embed_dim,
-                kappas["encoder"],
-                dropout=dropout,
-                encoder_decoder_attention=True,
-                kdim=cfg.encoder.embed_dim,
-                vdim=cfg.encoder.embed_dim,
-            )
-        self.fc2 = WeightedLinear(cfg.decoder.ffn_embed_dim, self.embed_dim, alpha)
-
-
-class WeightedLinear(FoldedLayer, nn.Linear):
+class WeightedLinear(nn.Module):
     """``Σ_i w_i (x_i W_i + b/S)``: a linear layer with a weight for each of M branches.
 
     Branch i has columns i·c to (i+1)·c of the matrix, where c is the input's width divided by M.
+    This is not an ``nn.Linear``: the matrix is not all that the input is multiplied with.
     """
 
     def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:
+        super().__init__()
         if in_features % weights.branches:
             raise ValueError(
-                f"`ffn_embed_dim` is {in_features}: the {weights.branches} branches share it, so "
-                "it must be a multiple of `branches`"
+                f"`in_features` is {in_features}, the inner width of a feed-forward network: it "
+                f"must be a multiple of the number of branches, {weights.branches}"
             )
-        super().__init__(in_features, out_features)
+        linear = nn.Linear(in_features, out_features)
+        self.weight, self.bias = linear.weight, linear.bias
         self.weights = weights
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in_features) to (…, out_features)."""
-        return F.linear(x, *self.folded())
-
-    def fold(self) -> tuple[Tensor, Tensor]:
-        """Return the weighted matrix and bias."""
-        (weights,) = self.weights()
-        matrix = self.weight.unflatten(1, (self.weights.branches, -1)) * weights[:, None]
+        weights = self.weights()
         # only a part of the bias, if only some branches contribute
-        bias = self.bias * (weights.sum() / self.weights.applied_sum)
-        # the branch weights are always in single precision
-        return matrix.flatten(1).to(self.weight.dtype), bias.to(self.weight.dtype)
+        bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
+        # Scale what has fewer numbers; with gradients the matrix, since a backward pass would need
+        # the input both scaled and unscaled. κ and α are always in single precision.
+        if x.numel() < self.weight.numel() and not torch.is_grad_enabled():
+            return F.linear(scale_columns(x, weights), self.weight, bias)
+        return F.linear(x, scale_columns(self.weight, weights), bias)
 
 
-class FusedAttention(MultiheadAttention):
-    """fairseq's attention, which uses torch's fused attention if no attention weights are needed.
+def scale_columns(x: Tensor, weights: Tensor) -> Tensor:
+    """Return ``x`` (…, M·c) with the i-th c columns times weight i, in its own precision."""
+    return (x.unflatten(-1, (len(weights), -1)) * weights[:, None]).flatten(-2).to(x.dtype)
 
-    ``out_proj`` may be any module.
+
+class Attention(nn.Module):
+    """Multi-head attention of the plain transformer (equations 1 to 3)."""
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim, embed_dim)
+        self.out_proj: nn.Module = nn.Linear(embed_dim, embed_dim)
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, 2**-0.5)
+        start_projection(self.out_proj)
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return (B, T, d) for queries (B, T, d) and what they attend to, (B, S, d).
+
+        ``mask``, which may lack dimensions of (B, M, T, S), is true for keys that a query sees, or
+        is added to the scores.
+        """
+        dropout = self.dropout if self.training else 0.0
+        projected = self.q_proj(query), self.k_proj(key), self.v_proj(key)
+        # (B, T, d) -> (B, M, T, h)
+        queries, keys, values = (
+            x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in projected
+        )
+        heads = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+        # (B, M, T, h) -> (B, T, d)
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+class WeightedAttention(Attention):
+    """Multi-head attention with a weight κ for each head: ``Σ κ_i b_i`` (equations 5 and 6)."""
+
+    def __init__(self, embed_dim: int, kappa: BranchWeights, dropout: float = 0.0) -> None:
+        super().__init__(embed_dim, kappa.branches, dropout)
+        self.out_proj = start_projection(WeightedLinear(embed_dim, embed_dim, kappa))
+
+
+def start_projection(out_proj: nn.Module) -> nn.Module:
+    """Return an output projection with the initial values of fairseq's attention."""
+    nn.init.xavier_uniform_(out_proj.weight)
+    nn.init.zeros_(out_proj.bias)
+    return out_proj
+
+
+class WeightedEncoderLayer(nn.Module):
+    """An encoder layer with one branch for each attention head.
+
+    ``options`` of the branches are those of :class:`BranchWeights`. For 8 branches: ::
+
+        layer = WeightedEncoderLayer(512, 8, 2048, dropout=0.1, parameterization="softmax")
+        y = layer(x)  # x and y: (B, T, 512)
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # otherwise fairseq would hand the projection's weights to torch, without calling it
-        self.skip_embed_dim_check = True
+    def __init__(
+        self, embed_dim: int, num_heads: int, ffn_dim: int, dropout: float = 0.0, **options: Any
+    ) -> None:
+        super().__init__()
+        kappa = BranchWeights(num_heads, "kappa", **options)
+        alpha = BranchWeights(num_heads, "alpha", **options)
+        self.self_attn: Attention = WeightedAttention(embed_dim, kappa, dropout)
+        self.self_attn_layer_norm = nn.LayerNorm(embed_dim)
+        self.fc1 = nn.Linear(embed_dim, ffn_dim)
+        self.fc2 = WeightedLinear(ffn_dim, embed_dim, alpha)
+        self.final_layer_norm = nn.LayerNorm(embed_dim)
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: dict | None = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (T, B, d) and the weights that are asked for, as fairseq does."""
-        if incremental_state is None and not (need_weights or need_head_weights or before_softmax):
-            projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
-            module = self.dropout_module
-            dropout = module.p if module.training or module.apply_during_inference else 0.0
-            masks = key_padding_mask, attn_mask
-            return self.out_proj(attention_heads(*projected, self.num_heads, *masks, dropout)), None
-        return super().forward(
-            query,
-            key,
-            value,
-            key_padding_mask,
-            incremental_state,
-            need_weights,
-            static_kv,
-            attn_mask,
-            before_softmax,
-            need_head_weights,
-        )
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (B, T, d) to (B, T, d); :meth:`Attention.forward` explains the mask."""
+        h = self.self_attn_layer_norm(x + self.dropout(self.self_attn(x, x, mask)))
+        return self.feed_forward(h)
+
+    def feed_forward(self, h: Tensor) -> Tensor:
+        """Return ``LN(h + Σ α_i F_i(h))``."""
+        return self.final_layer_norm(h + self.dropout(self.fc2(F.relu(self.fc1(h)))))
 
 
-class WeightedAttention(FusedAttention):
-    """fairseq's multi-head attention with a weight κ for each head."""
+class WeightedDecoderLayer(WeightedEncoderLayer):
+    """A decoder layer with one branch for each head of its attention to the encoder."""
 
-    def __init__(self, embed_dim: int, kappa: BranchWeights, **options: Any) -> None:
-        super().__init__(embed_dim, kappa.branches, **options)
-        self.out_proj = WeightedLinear(embed_dim, embed_dim, kappa)
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.zeros_(self.out_proj.bias)
+    def __init__(
+        self, embed_dim: int, num_heads: int, ffn_dim: int, dropout: float = 0.0, **options: Any
+    ) -> None:
+        super().__init__(embed_dim, num_heads, ffn_dim, dropout, **options)
+        self.encoder_attn = self.self_attn
+        self.encoder_attn_layer_norm = nn.LayerNorm(embed_dim)
+        self.self_attn = Attention(embed_dim, num_heads, dropout)
+
+    def forward(self, x: Tensor, encoder_out: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (B, T, d) to (B, T, d); ``encoder_out`` is (B, S, d), and ``mask`` hides its padding.
+
+        No token sees those after it.
+        """
+        past = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril()
+        x = self.self_attn_layer_norm(x + self.dropout(self.self_attn(x, x, past)))
+        attended = self.encoder_attn(x, encoder_out, mask)
+        return self.feed_forward(self.encoder_attn_layer_norm(x + self.dropout(attended)))

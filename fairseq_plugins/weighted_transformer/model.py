@@ -2,15 +2,24 @@
 
 Ahmed, Keskar, Socher: Weighted Transformer Network for Machine Translation (2017,
 arXiv:1711.02132).
+
+Shapes: B sentences, T queries, S keys, M branches, d model width, h head width (d/M).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.modules import FairseqDropout, MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
@@ -20,53 +29,37 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.weighted_transformer.as_written_layers import (
-    BranchedDecoderLayer,
-    BranchedEncoderLayer,
-)
+from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
     BranchSchedule,
     BranchWeights,
 )
-from fairseq_plugins.weighted_transformer.layers import (
-    WeightedDecoderLayer,
-    WeightedEncoderLayer,
-    WeightedLinear,
-)
+from fairseq_plugins.weighted_transformer.layers import WeightedLinear, start_projection
 from fairseq_plugins.weighted_transformer.options import (
-    AS_WRITTEN,
     ATTENTIONS,
     BOTH,
     BRANCHES,
     ONE,
-    READINGS,
     SHAKE,
     SUBLAYERS,
+    SUMS,
+    VARIANTS,
     BranchOptions,
     WeightedTransformerConfig,
     check_options,
-    check_parts,
-    check_reading,
-    encode_reading,
+    check_variant,
+    encode_variant,
 )
 
 
 def _make_preset(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
     """Return the values of a preset (section 4.1), with one dropout for residuals and attention."""
-    return {
-        "encoder_layers": layers,
-        "decoder_layers": layers,
-        "encoder_embed_dim": width,
-        "decoder_embed_dim": width,
-        "encoder_ffn_embed_dim": 4 * width,
-        "decoder_ffn_embed_dim": 4 * width,
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-        "dropout": dropout,
-        "attention_dropout": dropout,
-        "share_all_embeddings": True,
-    }
+    values: dict[str, Any] = {"dropout": dropout, "attention_dropout": dropout}
+    for part in ("encoder", "decoder"):
+        values |= {f"{part}_layers": layers, f"{part}_attention_heads": heads}
+        values |= {f"{part}_embed_dim": width, f"{part}_ffn_embed_dim": 4 * width}
+    return {**values, "share_all_embeddings": True}
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -97,15 +90,19 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
         options = options_from(BranchOptions, args)
-        check_options(options)
-        check_parts(TransformerConfig.from_namespace(args))
+        check_options(options, TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
-        _put_branches(model.encoder, cfg, options, "encoder")
-        _put_branches(model.decoder, cfg, options, "decoder")
+        for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+            # iterating over the list may drop layers (--encoder-layerdrop)
+            for number in range(len(stack.layers)):
+                layer = _build_layer(cfg, options, part, len(stack.layers))
+                if cfg.checkpoint_activations:
+                    layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+                stack.layers[number] = layer
         # averaging skips integers, and --store-ema skips names with "version"
-        model.register_buffer("reading_version", encode_reading(options))
+        model.register_buffer("variant_version", encode_variant(options))
         attach_digest(model, task)
         return model
 
@@ -114,105 +111,233 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         self._is_trained = mode
         return super().train(mode)
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Check the reading; add equal κ and α to a plain transformer's weights, in place."""
-        super().upgrade_state_dict_named(state_dict, name)
-        check_reading(
-            self.reading_version, state_dict.setdefault("reading_version", self.reading_version)
-        )
-        if any(".kappa" in key for key in state_dict):
-            return
-        if self.reading_version[0] != READINGS.index(SUBLAYERS):
-            raise ValueError(
-                f"--branch-residual is {AS_WRITTEN}, and the checkpoint is a plain transformer's, "
-                f"which has more norms: give --branch-residual {SUBLAYERS}"
-            )
-        for at, module in self.named_modules():
-            if isinstance(module, WeightedLinear):
-                if module.weights.applied_sum != module.weights.branches:
-                    raise ValueError(
-                        f"--branch-sum is {ONE}, and the checkpoint is a plain transformer's, "
-                        f"whose sublayers it would scale down: give --branch-sum {BRANCHES}"
-                    )
-                equal = module.weights.equal().items()
-                state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
-
     def set_num_updates(self, num_updates: int) -> None:
         """Check before each update that κ and α are trained correctly."""
         super().set_num_updates(num_updates)
         if not self._is_trained:
             return
-        branch_weights = [m for m in self.modules() if isinstance(m, BranchWeights)]
-        for weights in branch_weights:
+        for weights in (m for m in self.modules() if isinstance(m, BranchWeights)):
             if weights.outside_training != LEARNED:
                 raise ValueError(
                     f"--branch-weights is {weights.outside_training} in training, which would "
                     "validate with other weights than it learns: leave it out, and give it where "
                     "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
                 )
-        schedules = [weights.schedule for weights in branch_weights]
-        if not all(schedule is None or schedule.followed for schedule in schedules):
-            raise ValueError(
-                "this --optimizer would let kappa and alpha leave the simplex, at the learning "
-                "rate of all weights: give --optimizer adam_with_branch_weights"
-            )
+            if weights.schedule is not None and not weights.schedule.followed:
+                raise ValueError(
+                    "this --optimizer would let kappa and alpha leave the simplex, at the learning "
+                    "rate of all weights: give --optimizer adam_with_branch_weights"
+                )
 
-
-def _put_branches(
-    stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
-) -> None:
-    """Replace the layers of the "encoder" or "decoder" by branched layers."""
-    of_part = getattr(cfg, part)
-    attentions = {"encoder": ("self",), "decoder": ATTENTIONS}[part]
-    if part == "decoder" and options.branch_decoder_attention != BOTH:
-        attentions = (options.branch_decoder_attention,)
-    for number in range(len(stack.layers)):
-        schedule = BranchSchedule(
-            options.branch_lr * (of_part.embed_dim / len(stack.layers)) ** -0.5,
-            options.branch_warmup_updates,
-            options.freeze_branch_weights_after,
-            projected=options.branch_parameterization == "simplex",
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Check the variant; add equal κ and α to a plain transformer's weights, in place."""
+        super().upgrade_state_dict_named(state_dict, name)
+        check_variant(
+            self.variant_version, state_dict.setdefault("variant_version", self.variant_version)
         )
-        layer = _build_layer(cfg, options, part, schedule, attentions)
-        if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        # iterating over the list may drop layers (--encoder-layerdrop)
-        stack.layers[number] = layer
+        if any(".kappa" in key for key in state_dict):
+            return
+        if self.variant_version.tolist() != [VARIANTS.index(SUBLAYERS), SUMS.index(BRANCHES)]:
+            raise ValueError(
+                "the checkpoint is a plain transformer's, which other variants than the default "
+                f"do not compute: give --branch-residual {SUBLAYERS} --branch-sum {BRANCHES}"
+            )
+        for prefix, module in self.named_modules():
+            if isinstance(module, BranchWeights):
+                # equal logits are equal weights, too
+                state_dict[f"{prefix}.{module.name}"] = module.uniform()
 
 
 def _build_layer(
-    cfg: TransformerConfig,
-    options: BranchOptions,
-    part: str,
-    schedule: BranchSchedule,
-    attentions: Sequence[str],
+    cfg: TransformerConfig, options: BranchOptions, part: str, layers: int
 ) -> nn.Module:
-    """Return a branched layer."""
-    branches = getattr(cfg, part).attention_heads
+    """Return one of the ``layers`` layers of the "encoder" or "decoder", with branches."""
+    stack = getattr(cfg, part)
+    schedule = BranchSchedule(
+        options.branch_lr * (stack.embed_dim / layers) ** -0.5,
+        options.branch_warmup_updates,
+        options.freeze_branch_weights_after,
+        projected=options.branch_parameterization == "simplex",
+    )
 
-    def draw_weights(*kinds: str) -> BranchWeights:
+    def draw(name: str, top_k: int | None = options.branch_top_k) -> BranchWeights:
         return BranchWeights(
-            branches,
+            stack.attention_heads,
+            name,
             schedule,
-            options.branch_parameterization,
-            options.branch_weights,
-            options.branch_top_k,
-            options.branch_start,
-            applied_sum=1 if options.branch_sum == ONE else branches,
+            parameterization=options.branch_parameterization,
+            start=options.branch_start,
+            total=1 if options.branch_sum == ONE else stack.attention_heads,
+            top_k=top_k,
             shake=options.branch_training == SHAKE,
-            kinds=kinds,
+            outside_training=options.branch_weights,
         )
 
-    if options.branch_residual == AS_WRITTEN:
-        weights = {name: draw_weights("kappa", "alpha") for name in attentions}
-        if part == "encoder":
-            return BranchedEncoderLayer(cfg, weights["self"])
-        return BranchedDecoderLayer(cfg, weights)
-    kappas = {name: draw_weights("kappa") for name in attentions}
-    alpha = draw_weights("alpha")
-    if part == "encoder":
-        return WeightedEncoderLayer(cfg, kappas["self"], alpha)
-    return WeightedDecoderLayer(cfg, kappas, alpha)
+    attentions: tuple[str, ...] = ("self",)
+    if part == "decoder":
+        chosen = options.branch_decoder_attention
+        attentions = ATTENTIONS if chosen == BOTH else (chosen,)
+    if options.branch_residual == SUBLAYERS:
+        kappas, alpha = {name: draw("kappa") for name in attentions}, draw("alpha")
+        kind = TransformerEncoderLayerBase if part == "encoder" else TransformerDecoderLayerBase
+        layer = kind(cfg)
+        for name, attention in _replace_attentions(layer, cfg, part, attentions):
+            out_proj = WeightedLinear(stack.embed_dim, stack.embed_dim, kappas[name])
+            attention.out_proj = start_projection(out_proj)
+        layer.fc2 = WeightedLinear(stack.ffn_embed_dim, stack.embed_dim, alpha)
+        return layer
+    # only α says which branches count
+    weights = {name: (draw("kappa", top_k=None), draw("alpha")) for name in attentions}
+    layer = (AsWrittenEncoderLayer if part == "encoder" else AsWrittenDecoderLayer)(cfg)
+    width, remainder = divmod(stack.ffn_embed_dim, len(attentions))
+    if remainder:
+        raise ValueError(
+            f"--decoder-ffn-embed-dim is {stack.ffn_embed_dim}: both attentions are branched and "
+            "share it, so it must be even"
+        )
+    networks = {}
+    for name, (kappa, alpha) in weights.items():
+        # --retain-dropout-modules names dropout by its module
+        dropout = FairseqDropout(layer.activation_dropout_module.p, BranchedFeedForward.__name__)
+        networks[name] = BranchedFeedForward(
+            stack.embed_dim, width, kappa, alpha, layer.activation_fn, dropout
+        )
+    for name, attention in _replace_attentions(layer, cfg, part, attentions):
+        attention.out_proj = networks[name]
+    del layer.fc1, layer.fc2, layer.final_layer_norm
+    return layer
+
+
+def _replace_attentions(
+    layer: nn.Module, cfg: TransformerConfig, part: str, names: Iterable[str]
+) -> Iterator[tuple[str, "FusedAttention"]]:
+    """Replace attentions of a layer, "self" before "encoder", and yield them with their names."""
+    stack, width = getattr(cfg, part), cfg.encoder.embed_dim
+    options = {
+        "self": {"self_attention": True},
+        "encoder": {"encoder_decoder_attention": True, "kdim": width, "vdim": width},
+    }
+    for name in sorted(names, reverse=True):
+        attention = FusedAttention(
+            stack.embed_dim, stack.attention_heads, dropout=cfg.attention_dropout, **options[name]
+        )
+        setattr(layer, f"{name}_attn", attention)
+        yield name, attention
+
+
+class FusedAttention(MultiheadAttention):
+    """fairseq's attention, which uses torch's fused attention if no attention weights are needed.
+
+    ``out_proj`` may be any module.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # otherwise fairseq would hand the projection's weights to torch, without calling it
+        self.skip_embed_dim_check = True
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output (T, B, d) and the weights that are asked for, as fairseq does."""
+        wants_scores = options.get("need_head_weights") or options.get("before_softmax")
+        if need_weights or wants_scores or options.get("incremental_state") is not None:
+            options |= {"need_weights": need_weights, "attn_mask": attn_mask}
+            return super().forward(query, key, value, key_padding_mask, **options)
+        projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        # (T, B, d) -> (B, M, T, h)
+        queries, keys, values = (
+            x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in projected
+        )
+        mask = merge_masks(key_padding_mask, attn_mask, queries.dtype)
+        module = self.dropout_module
+        dropout = module.p if module.training or module.apply_during_inference else 0.0
+        heads = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+        # (B, M, T, h) -> (T, B, d)
+        return self.out_proj(heads.permute(2, 0, 1, 3).flatten(2)), None
+
+
+def merge_masks(
+    key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """Return what both masks add to the scores (B, M, T, S); None if there are none.
+
+    ``key_padding_mask`` (B, S) is true for padding; ``attn_mask`` (T, S) is added to the scores.
+    """
+    mask = attn_mask
+    if key_padding_mask is not None:
+        # (B, S) -> (B, 1, 1, S)
+        padding = key_padding_mask[:, None, None].bool()
+        mask = torch.zeros_like(padding, dtype=dtype) if mask is None else mask
+        mask = mask.masked_fill(padding, float("-inf"))
+    return None if mask is None else mask.to(dtype)
+
+
+class AsWrittenEncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer with one sublayer: ``y = LN(x + Σ α_i F_i(κ_i b_i))``."""
+
+    def forward(
+        self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Map ``x`` (S, B, d) to (S, B, d), with fairseq's masks."""
+        if attn_mask is not None:
+            attn_mask = x.new_zeros(attn_mask.shape).masked_fill(attn_mask.bool(), -1e4)
+        masks = {"key_padding_mask": encoder_padding_mask, "attn_mask": attn_mask}
+        return _apply_sublayer(self, "self", x, None, need_weights=False, **masks)[0]
+
+
+class AsWrittenDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer with two sublayers, its attentions; one or both have branches."""
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Return output (T, B, d), the weights of attention to the encoder or None, and None."""
+        state = {"incremental_state": incremental_state}
+        masks = {"key_padding_mask": self_attn_padding_mask, "attn_mask": self_attn_mask}
+        x, _ = _apply_sublayer(self, "self", x, None, need_weights=False, **state, **masks)
+        x, weights = _apply_sublayer(
+            self,
+            "encoder",
+            x,
+            encoder_out,
+            key_padding_mask=encoder_padding_mask,
+            static_kv=True,
+            need_weights=need_attn or (not self.training and self.need_attn),
+            need_head_weights=need_head_weights,
+            **state,
+        )
+        return x, weights, None
+
+
+def _apply_sublayer(
+    layer: nn.Module, name: str, x: Tensor, keys: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``x`` (T, B, d) after attention, residual connection and norm, and the weights.
+
+    ``keys`` are (S, B, d); None for self-attention. The ``options`` go to attention.
+    """
+    attention, norm = getattr(layer, f"{name}_attn"), getattr(layer, f"{name}_attn_layer_norm")
+    query = norm(x) if layer.normalize_before else x
+    keys = query if keys is None else keys
+    out, weights = attention(query, keys, keys, **options)
+    out = x + layer.dropout_module(out)
+    return (out if layer.normalize_before else norm(out)), weights
 
 
 register_presets("weighted_transformer", PRESETS)

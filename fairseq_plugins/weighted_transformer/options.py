@@ -20,7 +20,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     STARTS,
 )
 
-READINGS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
+VARIANTS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
 SUMS = ONE, BRANCHES = ("one", "branches")
 SHAKE = "shake"
 # the attentions of a decoder layer
@@ -31,7 +31,7 @@ ATTENTIONS, BOTH = ("encoder", "self"), "both"
 class BranchOptions(FairseqDataclass):
     """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have."""
 
-    branch_residual: ChoiceEnum(list(READINGS)) = option(
+    branch_residual: ChoiceEnum(list(VARIANTS)) = option(
         SUBLAYERS,
         "place residual connections and norms around attention and around the feed-forward "
         "network (sublayers), or around both together (as-written)",
@@ -69,7 +69,7 @@ class BranchOptions(FairseqDataclass):
     branch_top_k: Optional[int] = option(
         None,
         "use only the heads with the K largest kappa of an attention and the slices with the K "
-        "largest alpha of a feed-forward network; the reading as-written uses the branches with "
+        "largest alpha of a feed-forward network; the variant as-written uses the branches with "
         "the K largest alpha (section 4.5; default: all)",
     )
     branch_lr: float = option(1.0, "factor of the published learning rate of kappa and alpha")
@@ -87,51 +87,43 @@ class WeightedTransformerConfig(BranchOptions, TransformerOptions):
 
 
 # these options change what the same weights compute
-_READING = {"branch_residual": READINGS, "branch_sum": SUMS}
+_VARIANT = {"branch_residual": VARIANTS, "branch_sum": SUMS}
 
 
-def encode_reading(options: BranchOptions) -> Tensor:
-    """Return a reading as a checkpoint stores it: the index of each option's value, (2,)."""
-    return torch.tensor([known.index(getattr(options, name)) for name, known in _READING.items()])
+def encode_variant(options: BranchOptions) -> Tensor:
+    """Return a variant as a checkpoint stores it: the index of each option's value, (2,)."""
+    return torch.tensor([known.index(getattr(options, name)) for name, known in _VARIANT.items()])
 
 
-def check_reading(asked: Tensor, saved: Tensor) -> None:
-    """Refuse a checkpoint of another reading; both come from :func:`encode_reading`."""
-    given, trained = [], []
-    for (name, known), here, there in zip(
-        _READING.items(), asked.tolist(), saved.tolist(), strict=True
-    ):
-        if here != there:
-            given.append(f"{flag(name)} is {known[here]}")
-            trained.append(f"{flag(name)} {known[there]}")
-    if given:
-        remedy = " ".join(trained)
-        raise ValueError(
-            f"{' and '.join(given)}, and the checkpoint was trained with {remedy}: give {remedy}"
+def check_variant(ours: Tensor, theirs: Tensor) -> None:
+    """Refuse a checkpoint of another variant; both come from :func:`encode_variant`."""
+    if torch.equal(ours, theirs):
+        return
+    words = [
+        " ".join(
+            f"{flag(name)} {known[index]}"
+            for (name, known), index in zip(_VARIANT.items(), variant.tolist(), strict=True)
         )
+        for variant in (ours, theirs)
+    ]
+    raise ValueError(f"{words[0]}, and the checkpoint was trained with {words[1]}: give these")
 
 
-def check_options(options: BranchOptions) -> None:
-    """Refuse values that the branches cannot have."""
-    for field in dataclasses.fields(BranchOptions):
-        if not (isinstance(field.type, type) and issubclass(field.type, Enum)):
-            continue
-        value, known = getattr(options, field.name), [choice.value for choice in field.type]
-        if value not in known:
-            raise ValueError(f"{flag(field.name)} is {value!r}: there are {', '.join(known)}")
-    if not options.branch_lr > 0:
-        raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
-    if options.branch_warmup_updates < 1:
-        raise ValueError(
-            f"--branch-warmup-updates is {options.branch_warmup_updates}: it must be at least 1"
-        )
-    freeze_after = options.freeze_branch_weights_after
-    if freeze_after is not None and freeze_after < 0:
-        raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
-
-
-def check_parts(cfg: TransformerConfig) -> None:
-    """Refuse options of fairseq's layers that branched layers do not support."""
+def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
+    """Refuse values that branches cannot have, and options of fairseq's that they lack."""
+    for each in dataclasses.fields(BranchOptions):
+        if isinstance(each.type, type) and issubclass(each.type, Enum):
+            value, known = getattr(options, each.name), [choice.value for choice in each.type]
+            if value not in known:
+                raise ValueError(f"{flag(each.name)} is {value!r}: there are {', '.join(known)}")
+    for name, least in [
+        ("branch_lr", 0),
+        ("branch_warmup_updates", 1),
+        ("freeze_branch_weights_after", 0),
+    ]:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{flag(name)} is {value}: it must be at least {least}")
     for name, value in [
         ("cross_self_attention", cfg.cross_self_attention),
         ("no_cross_attention", cfg.no_cross_attention),

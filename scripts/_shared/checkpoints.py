@@ -45,9 +45,12 @@ def load_safely(path: Path, name: str, remedy: str) -> Any:
             f"{name} holds more than weights and options, or is damaged, and is not loaded "
             f"({reason}): {remedy}"
         ) from error
-    except (EOFError, KeyError, RuntimeError, ValueError) as error:
+    # damage may raise anything
+    except Exception as error:
         reason = str(error).partition("\n")[0][:200]
-        raise ValueError(f"{name} is cut short or damaged ({reason}): {remedy}") from error
+        raise ValueError(
+            f"{name} cannot be read; it may be cut short or damaged ({reason}): {remedy}"
+        ) from error
 
 
 def read_checkpoint(path: Path, option: str = "--checkpoint") -> dict[str, Any]:

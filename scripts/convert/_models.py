@@ -213,7 +213,7 @@ def _translate_transformer_xl(
     heads = options["decoder_attention_heads"]
     found = {}
     for number, biases in enumerate(_take_biases(tensors, options, source, heads, d // heads)):
-        ours, attention = f"decoder.layers.{number}", f"layers.{number}.dec_attn"
+        ours, attention = f"decoder.network.layers.{number}", f"layers.{number}.dec_attn"
         forward, attended = f"layers.{number}.pos_ff", f"{ours}.self_attn"
         # (3·d, d) -> (d, d) three times
         parts = tensors.take(f"{attention}.qkv_net.weight", 3 * d, d).chunk(3)
@@ -278,9 +278,9 @@ def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -
     heads, vectors = options["decoder_attention_heads"], options["persistent_vectors"]
     # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
     positions = tensors.take("key_pe", 1, d // heads, options["attention_span"])
-    found = {"decoder.positions.weight": positions[0].T.flip(0)}
+    found = {"decoder.network.positions.weight": positions[0].T.flip(0)}
     for number in range(options["decoder_layers"]):
-        ours, theirs = f"decoder.layers.{number}", f"layers.{number}"
+        ours, theirs = f"decoder.network.layers.{number}", f"layers.{number}"
         attention = f"{theirs}.attn.attn"
         memory = f"{attention}.persistent_memory"
         for name, their_name in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,16 @@ def parse(words: Iterable[str]) -> argparse.Namespace:
     return options.parse_args_and_arch(options.get_training_parser(), list(words))
 
 
+def configuration(parsed: argparse.Namespace) -> Any:
+    """Return the options of the model, as fairseq builds it from parsed ones."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    with warnings.catch_warnings():
+        # fairseq's own use of hydra causes warnings
+        warnings.simplefilter("ignore", UserWarning)
+        return convert_namespace_to_omegaconf(parsed).model
+
+
 @cache
 def dictionary(symbols: int) -> Any:
     """Return a dictionary of ``symbols`` symbols, including fairseq's special symbols."""
@@ -61,15 +72,21 @@ def dictionary(symbols: int) -> Any:
     return made
 
 
-def build(given: argparse.Namespace, symbols: int) -> Any:
+def build(options: Any, symbols: int) -> Any:
     """Build the model of these options on the meta device, without weights."""
     import torch
-    from fairseq.models import build_model
+    from fairseq.models import ARCH_MODEL_REGISTRY, build_model
+
+    from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+    from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 
     joint = dictionary(symbols)
-    task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
+    if issubclass(ARCH_MODEL_REGISTRY[options._name], SegmentLanguageModel):
+        task = SegmentLanguageModelingTask(argparse.Namespace(data=None), joint)
+    else:
+        task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
     with torch.device("meta"):
-        return build_model(given, task)
+        return build_model(options, task)
 
 
 def count_parameters(model: Any) -> int:
@@ -81,7 +98,7 @@ def preset_row(arch: str, name: str) -> str:
     """Return the start of a preset's table row: name, sizes, number of parameters."""
     task = TASKS[name]
     length = [] if task == "translation" else ["--tokens-per-sample", "512"]
-    model = parse(["DATA", "--task", task, "--arch", arch, *length])
+    model = configuration(parse(["DATA", "--task", task, "--arch", arch, *length]))
     symbols = next(count for name, count in SYMBOLS.items() if name in arch)
     parameters = count_parameters(build(model, symbols))
     layers = f"{model.encoder_layers} + " if task == "translation" else ""
@@ -113,10 +130,12 @@ def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
     """Return rows for a dataclass's options that have a help text, except those in ``left_out``."""
     rows = []
     for option in dataclasses.fields(config):
-        if option.name in {"_name", "data", *left_out} or not option.metadata.get("help"):
+        text = option.metadata.get("help")
+        of_task = "oc.select:task." in str(option.default)
+        if of_task or option.name in {"_name", "data", *left_out} or not text:
             continue
         default = "" if option.default is None or option.default is False else option.default
-        text = option.metadata["help"].replace("|", "\\|")
+        text = text.replace("|", "\\|")
         rows.append(f"| `--{option.name.replace('_', '-')}` | {default} | {text} |")
     return rows
 

@@ -21,7 +21,7 @@ from scripts._shared.commands import short
 
 # Most slots that a curve, from the most read slot to the least read, keeps.
 _POINTS = 200
-_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
+_LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.")
 
 
 class MemoryReads(MemoryUsage):

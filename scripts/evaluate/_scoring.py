@@ -9,7 +9,7 @@ import torch
 
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.loading import load
-from fairseq_plugins.segment_language_model import streams
+from fairseq_plugins.segment_language_model import split as splits
 from scripts._shared.command_line import NamedFile
 
 
@@ -28,7 +28,7 @@ def load_tokens(data: Path, split: str) -> np.ndarray:
             f"--data {data} has no dict.txt: name the folder that fairseq-preprocess wrote"
         )
     try:
-        return streams.load_tokens(str(data / split), Dictionary.load(str(data / "dict.txt")))
+        return splits.load_tokens(str(data / split), Dictionary.load(str(data / "dict.txt")))
     except FileNotFoundError as error:
         raise ValueError(f"--split {split}: {error}") from error
 

@@ -26,7 +26,7 @@ from scripts._shared.command_line import (
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
-_VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
+_VALUE = re.compile(r"decoder\.network\.layers\.(\d+)\.self_attn\.span\.value")
 # Share of a layer's width in the plot that its dots fill.
 _FILLED = 0.7
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +133,7 @@ def _run_as_command(module, words, files, folder, variables, before):
         runpy.run_module(module, run_name="__main__")
     except Exception:
         # print the error as the interpreter does, not as multiprocessing does
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         sys.exit(1)
 
 

@@ -5,36 +5,94 @@ import shutil
 
 import pytest
 
-from tests.end_to_end.commands import ALL, USER_DIR, run
-from tests.end_to_end.trainings import training_command, translation_command
+import fairseq_plugins
+from scripts.convert import average
+from tests.end_to_end.commands import ALL, USER_DIR, evaluation_command, run
+from tests.end_to_end.trainings import read_tensors, training_command, translation_command
+
+REFUSED = "was trained with another dictionary than the source dictionary of DATA"
 
 
 def reverse(data, folder):
     """Copy a data folder, with the symbols of its dictionaries in reverse order."""
     other = shutil.copytree(data, folder)
-    for path in other.glob("dict.*.txt"):
+    for path in other.glob("dict.*txt"):
         path.write_text("\n".join(path.read_text().splitlines()[::-1]) + "\n")
     return other
 
 
-@pytest.mark.parametrize("command", ["generate", "validate", "train", "finetune"])
-def test_another_order_of_symbols_is_refused(pairs, trained, tmp_path, command):
-    other, new = reverse(pairs, tmp_path / "other"), tmp_path / "new"
-    model = shutil.copytree(trained("weighted_transformer"), tmp_path / "own")
-    path = model / "checkpoint_last.pt"
-    fit = ({"pairs": other}, "weighted_transformer")
-    words = {
-        "generate": translation_command(other, path),
-        "validate": (
-            *("fairseq-validate", other, *USER_DIR, "--task", "translation", "--path", path),
-            *("--cpu", "--max-tokens", 200, *ALL),
-        ),
-        "train": training_command(*fit, model, "--max-update", 21),
-        "finetune": training_command(*fit, new, "--finetune-from-model", path, "--max-update", 1),
-    }[command]
-    printed = run(*words, fails=True)
-    assert ".pt was trained with another dictionary than the source dictionary of DATA" in printed
+def words_of(command, paper, data, path, new):
+    """Return the words of a command that reads a checkpoint with the data of ``data``."""
+    corpora = {"text": data, "pairs": data}
+    if command == "evaluate":
+        return evaluation_command(data, path)
+    if command == "generate":
+        return translation_command(data, path)
+    if command == "interactive":
+        task = ("--task", "segment_language_modeling")
+        return ("fairseq-interactive", data, *USER_DIR, *task, "--path", path, "--max-len-b", 9)
+    if command == "validate":
+        options = ("--task", "translation", "--path", path, "--cpu", "--max-tokens", 200, *ALL)
+        return ("fairseq-validate", data, *USER_DIR, *options)
+    if command == "train":
+        return training_command(corpora, paper, path.parent, "--max-update", 21)
+    start = ("--finetune-from-model", path, "--max-update", 1)
+    return training_command(corpora, paper, new, *start)
+
+
+TRANSLATION, RECURRENT, MEMORY = "weighted_transformer", "transformer_xl", "product_key_memory"
+
+
+@pytest.mark.parametrize(
+    ("paper", "command"),
+    [
+        *((TRANSLATION, command) for command in ("generate", "validate", "train", "finetune")),
+        *((RECURRENT, command) for command in ("evaluate", "interactive", "train", "finetune")),
+        (MEMORY, "train"),
+    ],
+)
+def test_command_refuses_another_order_of_symbols(corpora, trained, tmp_path, paper, command):
+    data = corpora["pairs" if paper == TRANSLATION else "text"]
+    other, new = reverse(data, tmp_path / "other"), tmp_path / "new"
+    path = shutil.copytree(trained(paper), tmp_path / "own") / "checkpoint_last.pt"
+    printed = run(*words_of(command, paper, other, path, new), text="the cat\n", fails=True)
+    assert REFUSED in printed
     assert not list(new.glob("*.pt"))
+    run(*words_of(command, paper, data, path, new), text="the cat\n")
+
+
+@pytest.mark.parametrize("paper", [TRANSLATION, RECURRENT])
+def test_load_refuses_another_order_of_symbols(corpora, trained, tmp_path, paper):
+    data = corpora["pairs" if paper == TRANSLATION else "text"]
+    other = reverse(data, tmp_path / "other")
+    with pytest.raises(ValueError, match=REFUSED):
+        fairseq_plugins.load(trained(paper), other)
+    fairseq_plugins.load(trained(paper), data)
+
+
+@pytest.mark.parametrize("paper", [TRANSLATION, RECURRENT, MEMORY])
+def test_averages_keep_the_digest(corpora, trained, tmp_path, paper):
+    """scripts.convert.average, and the average of --store-ema, also kept in single precision."""
+    data = corpora["pairs" if paper == TRANSLATION else "text"]
+    paths = sorted(trained(paper).glob("checkpoint_*_*.pt"))[:2]
+    mean = tmp_path / "mean.pt"
+    assert average.main([*map(str, paths), "--output", str(mean)]) == 0
+    ema = tmp_path / "ema"
+    options = ("--store-ema", "--ema-decay", 0.5, "--bf16", "--ema-fp32", "--max-update")
+    # twice: the average is restored, too
+    for updates in (2, 4):
+        run(*training_command(corpora, paper, ema, *options, updates))
+    tensors = read_tensors(ema / "checkpoint_last.pt")
+    digests = {name: x for name, x in tensors.items() if "dictionary_version" in name}
+    assert len(digests) == 6
+    assert all(digests[name].equal(x) for name, x in read_tensors(mean).items() if name in digests)
+    for name, value in digests.items():
+        assert value.equal(tensors["/model/" + re.sub(".*/", "", name)])
+    # the data that the mean was trained on is accepted, and no other
+    other = reverse(data, tmp_path / "other")
+    for folder, fails in ((data, False), (other, True)):
+        words = words_of("finetune", paper, folder, mean, tmp_path / folder.name)
+        assert (REFUSED in run(*words, fails=fails)) == fails
 
 
 def test_folders_of_a_training_have_one_dictionary(pairs, tmp_path):

@@ -1,11 +1,8 @@
 """fairseq-train: how validation, resuming, workers and precision affect a training.
 
-A resumed training ends with the result of an unbroken one, and says so if it is already complete.
+A resumed training ends with the result of an unbroken one.
 """
 
-import fcntl
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -35,16 +32,6 @@ def test_a_resumed_run_with_validations_is_the_uninterrupted_run(data, uninterru
     printed = train(data, tmp_path, *STEPS, "--validate-interval-updates", 2)
     assert "resuming with recurrence, after 24 tokens of each stream" in printed
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
-
-
-@pytest.mark.slow
-def test_a_folder_that_another_training_writes_into_is_refused(data, tmp_path):
-    held = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    printed = train(data, tmp_path, "--max-update", 1, fails=True)
-    os.close(held)
-    assert re.search(r"^error: --save-dir is .*another training", printed, re.MULTILINE)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -161,52 +148,3 @@ def test_a_checkpoint_holds_plain_containers(transformer_xl):
     words = [sys.executable, "-c", script, transformer_xl]
     done = subprocess.run(words, capture_output=True, text=True, env=environment())
     assert done.stdout.strip() == "loaded", done.stderr
-
-
-# epochs of four updates
-SHORT = ("--tokens-per-sample", 60)
-
-
-def test_patience_is_what_it_was(data, tmp_path):
-    def epochs(most, patience):
-        # with learning rate 0, nothing improves
-        words = (*SHORT, "--lr", 0, "--max-epoch", most, "--patience", patience)
-        printed = train(data, tmp_path, *words)
-        return list(map(int, re.findall(r"end of epoch (\d+) \(", printed))), printed
-
-    assert epochs(3, 3)[0] == [1, 2, 3]
-    assert epochs(9, 3)[0] == [4]
-    # then the training is complete, until --patience is larger
-    trained, printed = epochs(9, 3)
-    assert trained == []
-    assert "has not improved in 3 validations, and --patience is 3; give more" in printed
-    assert epochs(9, 5)[0] == [5, 6]
-
-
-def test_a_plateau_scheduler_goes_on(data, tmp_path):
-    def rates(folder, most):
-        # improvements at this rate are too small to count
-        scheduler = "--lr 1e-7 --lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-shrink 0.5"
-        printed = train(data, folder, *SHORT, *scheduler.split(), "--max-epoch", most)
-        return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
-
-    expected = rates(tmp_path / "whole", 6)
-    assert len(expected) == 6
-    assert len(set(expected)) == 3
-    # at the break, the rate has shrunk once, and one epoch since has brought no improvement
-    assert rates(tmp_path / "broken", 4) + rates(tmp_path / "broken", 6) == expected
-    assert_equal(parameters(tmp_path / "broken"), parameters(tmp_path / "whole"), **EXACT)
-
-
-def test_a_complete_training_says_why_it_ends(data, tmp_path):
-    train(data, tmp_path, *SHORT, "--max-epoch", 1, "--disable-validation")
-    before = parameters(tmp_path)
-    for options, reason in (
-        (("--max-update", 2), r"has \d+ updates, and --max-update is 2"),
-        (("--max-epoch", 2, "--stop-time-hours", 1e-9), r"took 0\.00 hours, and --stop-time-hours"),
-    ):
-        printed = train(data, tmp_path, *SHORT, *options, "--disable-validation")
-        assert re.search(
-            rf"nothing is left to train: .* in --save-dir {tmp_path} {reason}", printed
-        )
-        assert_equal(parameters(tmp_path), before, **EXACT)

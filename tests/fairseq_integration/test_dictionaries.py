@@ -1,34 +1,131 @@
-"""The share of <unk> is logged for data of fairseq's tasks and of this package's tasks."""
+"""A model's state has a digest of its dictionaries, and refuses others; the share of <unk>."""
 
+import copy
 import logging
+import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data import Dictionary, indexed_dataset
+from torch import nn
 
+from fairseq_plugins.fairseq_integration.dictionaries import attach_digest, digest
 from fairseq_plugins.segment_language_model.streams import load_tokens
+from tests.every_model import CASES
+
+REFUSED = "another dictionary than the {} dictionary of DATA"
+
+
+def dictionary(symbols="abcd"):
+    made = Dictionary()
+    for symbol in symbols:
+        made.add_symbol(symbol)
+    return made
+
+
+def model(source="abcd", target="abcd", **task):
+    """Return a linear layer that knows these dictionaries."""
+    made = nn.Linear(2, 2)
+    sides = {"source_dictionary": dictionary(source), "target_dictionary": dictionary(target)}
+    attach_digest(made, SimpleNamespace(**{**sides, **task}))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "side"), [({"source": "abdc"}, "source"), ({"target": "abce"}, "target")]
+)
+def test_digest_refuses_other_symbols_and_names_the_side(given, side):
+    state = model().state_dict()
+    with pytest.raises(ValueError, match=REFUSED.format(side)):
+        model(**given).load_state_dict(state)
+    model().load_state_dict(state)
+
+
+def test_digest_comes_before_torchs_error_of_sizes():
+    state = model().state_dict()
+    state["weight"] = torch.ones(3, 2)
+    with pytest.raises(ValueError, match=REFUSED.format("source")):
+        model("ab").load_state_dict(state)
+
+
+def test_digest_accepts_a_state_without_one():
+    """A plain transformer's weights may start a Weighted Transformer."""
+    model().load_state_dict(nn.Linear(2, 2).state_dict())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.half().float(),
+        lambda made: made.bfloat16(),
+        copy.deepcopy,
+        lambda made: pickle.loads(pickle.dumps(made)),
+    ],
+    ids=["half", "bfloat16", "copy", "pickle"],
+)
+def test_digest_survives(change):
+    state = change(model()).state_dict()
+    model().load_state_dict(state)
+    with pytest.raises(ValueError, match=REFUSED.format("source")):
+        change(model("dcba")).load_state_dict(state)
+
+
+def test_digest_survives_the_average_of_many_checkpoints():
+    """fairseq adds integers and divides the sum, rounding down."""
+    states = [model().state_dict() for _ in range(50)]
+    mean = {name: sum(state[name] for state in states) for name in states[0]}
+    for name, total in mean.items():
+        mean[name] = total / 50 if total.is_floating_point() else total // 50
+    model().load_state_dict(mean)
+    for name, value in mean.items():
+        if "version" in name:
+            assert torch.equal(value, states[0][name])
+
+
+def test_digest_depends_on_symbols_and_order_alone():
+    counted = dictionary()
+    counted.add_symbol("a", n=7)
+    assert torch.equal(digest(counted), digest(dictionary()))
+    others = {
+        tuple(digest(dictionary(symbols)).tolist()) for symbols in ("abcd", "abdc", "abc", "")
+    }
+    assert len(others) == 4
+    assert all(0 <= number < 2**32 for number in digest(dictionary()).tolist())
+
+
+def test_folders_of_data_must_have_the_same_symbols(tmp_path):
+    for name, symbols in (("one", "ab"), ("same", "ab"), ("other", "ba")):
+        (tmp_path / name).mkdir()
+        dictionary(symbols).save(str(tmp_path / name / "dict.txt"))
+    model(cfg=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/same"))
+    with pytest.raises(
+        ValueError, match=r"^DATA has .*one/dict.txt and .*other/dict.txt, which di"
+    ):
+        model(cfg=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/other"))
+
+
+def test_models_of_all_papers_have_a_digest():
+    for build, _ in CASES.values():
+        names = [name for name in build().state_dict() if name.startswith("dictionary_version.")]
+        assert names == ["dictionary_version.source", "dictionary_version.target"]
 
 
 @pytest.mark.parametrize("impl", ["mmap", "lazy"])
 @pytest.mark.parametrize(("unknown", "level"), [(2, logging.WARNING), (1, logging.INFO)])
-def test_more_than_one_percent_of_unknown_tokens_is_a_warning(
-    tmp_path, caplog, impl, unknown, level
-):
+def test_unknown_tokens_above_one_percent_are_a_warning(tmp_path, caplog, impl, unknown, level):
     caplog.set_level(logging.INFO)
-    dictionary = Dictionary()
-    dictionary.add_symbol("a")
-    text = [dictionary.unk()] * unknown + [dictionary.index("a")] * (100 - unknown)
+    letters = dictionary("a")
+    text = [letters.unk()] * unknown + [letters.index("a")] * (100 - unknown)
     for name in ("train", "train1"):
         builder = indexed_dataset.make_builder(f"{tmp_path / name}.bin", impl, vocab_size=5)
         builder.add_item(torch.tensor(text))
         builder.finalize(f"{tmp_path / name}.idx")
-    tokens = load_tokens(str(tmp_path / "train"), dictionary, impl, combine=True)
-    assert np.count_nonzero(tokens == dictionary.unk()) == 2 * unknown
+    tokens = load_tokens(str(tmp_path / "train"), letters, impl, combine=True)
+    assert np.count_nonzero(tokens == letters.unk()) == 2 * unknown
     share = f"{unknown}.0 % of 100 tokens are <unk>"
-    if impl == "mmap":
-        data_utils.load_indexed_dataset(str(tmp_path / "train"), dictionary, impl, combine=True)
-    found = [each for each in caplog.records if share in each.getMessage()]
-    assert [each.levelno for each in found] == [level] * (4 if impl == "mmap" else 2)
+    records = [each for each in caplog.records if share in each.getMessage()]
+    assert [each.levelno for each in records] == [level] * 2
     for name in ("train", "train1"):
-        assert any(f"/{name}:" in each.getMessage() for each in found)
+        assert any(f"/{name}:" in each.getMessage() for each in records)

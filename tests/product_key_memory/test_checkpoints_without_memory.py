@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
+
 from tests.product_key_memory.tiny import BUILDERS, MEMORY, build, padded, score
 
 NORM, GATE = {"memory_output_norm": True}, {"memory_output_gate": True}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from omegaconf import OmegaConf
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.parameters import update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (

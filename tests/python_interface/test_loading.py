@@ -11,7 +11,6 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_plugins import load
-from fairseq_plugins.fairseq_integration.dictionaries import digests
 from tests.end_to_end.commands import ROOT
 from tests.scripts.evaluate.saved_models import UnsafePickle
 
@@ -42,7 +41,7 @@ def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
 
 def test_nothing_in_a_file_is_executed(folder):
     torch.save({"model": UnsafePickle(folder / "made")}, folder / "checkpoint_best.pt")
-    with pytest.raises(ValueError, match="holds more than weights and options"):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         load(folder)
     assert not (folder / "made").exists()
 
@@ -76,11 +75,6 @@ def test_another_dictionary_of_the_same_size_is_refused(saved, tmp_path, kind, s
     data = tmp_path / "data"
     shutil.copytree(saved / ("pairs" if kind == "pairs" else "text"), data)
     shutil.copy(saved / f"{kind}.pt", tmp_path / "checkpoint_last.pt")
-    model = load(tmp_path, data)
-    sides = ("source", "target") if kind == "pairs" else ("source",)
-    known = digests({side: getattr(model.task, f"{side}_dictionary") for side in sides})
-    state = {"task_state": {"dictionaries": known}}
-    changed(tmp_path / "checkpoint_last.pt", lambda saved: saved.update(state))
     load(tmp_path, data)
     symbols = (data / f"{name}.txt").read_text().splitlines()
     (data / f"{name}.txt").write_text("\n".join(symbols[::-1]) + "\n")
@@ -93,7 +87,9 @@ def test_a_dictionary_of_another_size_and_other_tasks_are_refused(saved, folder)
     smaller = Dictionary()
     smaller.add_symbol("a")
     smaller.save(str(folder / "dict.txt"))
-    with pytest.raises(ValueError, match=r"last.pt with the dictionary in .*: size mismatch"):
+    with pytest.raises(
+        ValueError, match=r"last.pt with the dictionary in .* trained with another dictionary"
+    ):
         load(folder)
     other = {"_name": "masked_lm"}
     changed(folder / "checkpoint_last.pt", lambda state: state["cfg"]["task"].update(other))

@@ -66,7 +66,7 @@ REFUSED = [
         (kind, "load", given, *words)
         for kind, given, *words in (
             ("none at all", {}, "there is no ", "none at all.pt"),
-            ("recurrent", {"mem_lne": 3}, "mem_lne is not an option", "did you mean mem_len?"),
+            ("recurrent", {"mem_lne": 3}, "mem_lne is not an option", "leave it out"),
             ("recurrent", {"decoder_layers": 3}, "decoder_layers is not an option", "leave it out"),
             ("recurrent", {"bpe_codes": "f"}, "bpe_codes is not an option", "(None, None)"),
             ("recurrent", {"tokens_per_sample": 0}, "tokens_per_sample is 0", "at least 1"),

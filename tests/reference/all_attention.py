@@ -8,7 +8,7 @@ import torch
 def softmax(scores, masks=1.0, epsilon=0.0):
     """Return weights exp(s)·m / Σ exp(s)·m for scores (C,) with masks (C,).
 
-    With epsilon, w·m / (Σ w·m + ε), where w = exp(s) / Σ exp(s), as in the published code.
+    With epsilon, a·m / (Σ a·m + ε), where a = exp(s) / Σ exp(s), as in the published code.
     """
     exponentials = torch.exp(scores)
     masked = exponentials * masks
@@ -23,10 +23,7 @@ def soft_mask(z, ramp):
 def computed_reach(span):
     """Return how far the published code computes scores; it drops 64 distances at a time."""
     widest = math.ceil(max(span.value.tolist()) * span.max_span) + span.ramp
-    reach = span.max_span
-    while reach - 64 >= widest:
-        reach -= 64
-    return reach
+    return span.max_span - max(0, span.max_span - widest) // 64 * 64
 
 
 def attend(
@@ -73,8 +70,9 @@ def vectors(persistent, head):
 def multi_head(layer, x, context, u, span):
     """Compute equation 14's sublayer for one stream: x (T, d), the end of context (M + T, d)."""
     heads = []
-    see_context = layer.num_heads // 2 if layer.variant == "head-split" else layer.num_heads
-    for h in range(layer.num_heads):
+    count = x.size(1) // layer.head_dim
+    see_context = count // 2 if layer.variant == "head-split" else count
+    for h in range(count):
         rows = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
         m_k = m_v = None
         if layer.persistent is not None:
@@ -143,10 +141,12 @@ def network(decoder, tokens, span):
     """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
     x = embed(decoder, tokens)
 
-    def u(distance):
-        return decoder.positions.weight[min(distance, decoder.positions.farthest) - 1]
+    positions = decoder.network.positions
 
-    for layer in decoder.layers:
+    def u(distance):
+        return positions.weight[min(distance, positions.farthest) - 1]
+
+    for layer in decoder.network.layers:
         attended = multi_head(layer.self_attn, x, x, u, span)
         norm = layer.self_attn_layer_norm
         x = layer_norm(x + attended, norm.weight, norm.bias)

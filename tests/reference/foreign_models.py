@@ -61,7 +61,7 @@ def log_softmax(w, name, clusters, cutoffs, x, last_first):
 def projections(count, width, **weights):
     """Return an attention with these matrices (d, d), in the form that other references take."""
     named = {f"{name}_proj": SimpleNamespace(weight=weight) for name, weight in weights.items()}
-    return SimpleNamespace(num_heads=count, head_dim=width // count, **named)
+    return SimpleNamespace(head_dim=width // count, **named)
 
 
 def doubled(tensors, prefix=""):

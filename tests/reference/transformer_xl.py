@@ -23,7 +23,7 @@ def attention(layer, x, context, seen, encode):
     ``seen(distance)``: whether a key is visible; ``encode(head, distance)``: its position key.
     """
     outputs = []
-    for head in range(layer.num_heads):
+    for head in range(x.size(1) // layer.head_dim):
         rows = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
         projections = (layer.q_proj, x), (layer.k_proj, context), (layer.v_proj, context)
         q, k, v = (y @ projection.weight[rows].T for projection, y in projections)
@@ -56,8 +56,8 @@ def encoder(layer, clamp_len=None):
 
 def network(decoder, tokens, seen, clamp_len=None):
     """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
-    x, absolute = embed(decoder, tokens), decoder.absolute_positions
-    for index, layer in enumerate(decoder.layers):
+    x, absolute = embed(decoder, tokens), decoder.network.absolute_positions
+    for index, layer in enumerate(decoder.network.layers):
         if absolute is not None and hasattr(absolute, "weight"):
             x = x + absolute.weight[index, : len(tokens)]
         elif absolute is not None and index == 0:
@@ -72,6 +72,7 @@ def network(decoder, tokens, seen, clamp_len=None):
         else:
             x = layer_norm(x + attention(layer.self_attn, x, x, seen, encode), *first)
             x = layer_norm(x + feed_forward(layer.feed_forward, x), *second)
-    if decoder.layer_norm is not None:
-        x = layer_norm(x, decoder.layer_norm.weight, decoder.layer_norm.bias)
+    norm = decoder.network.layer_norm
+    if norm is not None:
+        x = layer_norm(x, norm.weight, norm.bias)
     return output(decoder, x)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq_plugins.fairseq_integration.error_messages import sizes_in_memory
 from omegaconf import OmegaConf
 
-from fairseq_plugins.fairseq_integration.error_messages import sizes_in_memory
 from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.positions import (

@@ -97,7 +97,7 @@ def test_wrong_vocabularies_are_refused(tmp_path, refused, foreign):
     ("name", "content", "message"),
     [
         ("model.pt", None, "--checkpoint FOLDER/model.pt is not a file"),
-        ("model.pt", b"PK\x03\x04", "--checkpoint FOLDER/model.pt is cut short or damaged"),
+        ("model.pt", b"PK\x03\x04", "--checkpoint FOLDER/model.pt cannot be read; it may be cut"),
         ("config.json", None, "--config FOLDER/config.json is not a file"),
         ("config.json", b"{", "--config FOLDER/config.json is not JSON"),
         ("config.json", b"[1]", "--config FOLDER/config.json has no options"),

@@ -1,6 +1,5 @@
 """Checkpoints of models with product-key memories, and their data."""
 
-import argparse
 import json
 
 import numpy as np
@@ -84,8 +83,7 @@ def write_all(folder):
     saved_models.write_checkpoint(folder / "streams.pt", "transformer_xl", **streams)
     saved_models.write_checkpoint(folder / "none.pt", "transformer_xl")
     model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
-    options = argparse.Namespace(arch="pkm_transformer", **MEMORY, **_PAIRS)
-    options._name = "pkm_transformer"
+    options = {**MEMORY, **_PAIRS, "_name": "pkm_transformer"}
     write_state(folder / "pairs.pt", model, options, task_options("translation"))
     return folder
 

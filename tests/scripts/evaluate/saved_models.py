@@ -9,7 +9,6 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.fairseq_integration.dictionaries import KEY, digests
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from tests import tiny
 
@@ -83,8 +82,7 @@ def write_checkpoint(path, name, seed=1, **options):
     segments = {option: trained[option] for option in tiny.SEGMENTS}
     task = task_options("segment_language_modeling", **segments)
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = {KEY: digests({"source": tiny.dictionary()})}
-    write_state(path, model, cfg, task, task_state=known)
+    write_state(path, model, cfg, task)
     return model.eval()
 
 

@@ -17,7 +17,7 @@ def write_checkpoint(path, spans, **options):
     state = torch.load(path, weights_only=True)
     state["optimizer_history"][-1]["num_updates"] = 1200
     for layer, values in enumerate(spans):
-        state["model"][f"decoder.layers.{layer}.self_attn.span.value"] = torch.tensor(values)
+        state["model"][f"decoder.network.layers.{layer}.self_attn.span.value"] = torch.tensor(values)
     torch.save(state, path)
 
 

@@ -1,0 +1,149 @@
+"""The four changes to fairseq: safe containers, numpy.compat, order of batches, whole copies."""
+
+import argparse
+import os
+import shutil
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
+from omegaconf import OmegaConf
+
+import fairseq_plugins  # noqa: F401 (changes fairseq)
+from fairseq_plugins.fairseq_integration import changes
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        argparse.Namespace(arch="transformer", optimizer=argparse.Namespace(lr=[0.1])),
+        OmegaConf.create({"lr": [0.1, 0.2], "name": None, "model": {"dropout": "${lr}"}}),
+        {"task": OmegaConf.create([1, {"a": 2}]), "model": argparse.Namespace(dropout=0.1)},
+        defaultdict(dict),
+        _TensorPlaceholder(3),
+        # --eval-bleu leaves these in a meter
+        np.int64(4),
+        np.float64(0.5),
+        np.arange(4),
+        np.arange(4.0),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_safe_containers_are_loaded_as_they_were(thing, tmp_path):
+    torch.save({"cfg": thing}, tmp_path / "last.pt")
+    loaded = torch.load(tmp_path / "last.pt")["cfg"]
+    assert type(loaded) is type(thing)
+    if isinstance(thing, np.ndarray):
+        assert loaded.dtype == thing.dtype
+        loaded, thing = loaded.tolist(), thing.tolist()
+    assert loaded == thing
+
+
+def test_numpy_has_the_name_that_fairseq_reads():
+    assert np.compat.long(3.0) == 3
+
+
+class Sentences(FairseqDataset):
+    """Twenty sentences of one token, in random order as in fairseq's data sets."""
+
+    def __len__(self):
+        return 20
+
+    def num_tokens(self, index):
+        return 1
+
+    def ordered_indices(self):
+        return np.random.permutation(len(self))
+
+
+class OwnBatches(FairseqTask):
+    def get_batch_iterator(self, *args, **options):
+        return super().get_batch_iterator(*args, **options)
+
+
+def make_trainer(task_class=FairseqTask, seed_grows=False, **task):
+    dataset = SimpleNamespace(update_ordered_indices_seed=seed_grows)
+    return SimpleNamespace(
+        cfg=SimpleNamespace(dataset=dataset), task=task_class(SimpleNamespace(**task))
+    )
+
+
+def batches(trainer, epoch, **options):
+    made = trainer.task.get_batch_iterator(Sentences(), max_sentences=3, epoch=epoch, **options)
+    return made.frozen_batches
+
+
+def batches_of_resumed(epoch, trainer, **options):
+    """Return the batches that are made while a training is restored."""
+
+    def load(cfg, trainer, **_):
+        return batches(trainer, epoch, **options)
+
+    return changes._keep_batches(load)(None, trainer)
+
+
+def test_resumed_epoch_has_the_batches_of_the_first():
+    one, four = (batches(make_trainer(), epoch) for epoch in (1, 4))
+    assert not np.array_equal(one[0], four[0])
+    trainer = make_trainer()
+    assert np.array_equal(batches_of_resumed(4, trainer)[0], one[0])
+    # afterwards, the task is as it was
+    assert np.array_equal(batches(trainer, 4)[0], four[0])
+
+
+@pytest.mark.parametrize("option", ["disable_iterator_cache", "update_epoch_batch_itr"])
+def test_resumed_epoch_has_batches_of_its_own_if_each_epoch_has(option):
+    resumed = batches_of_resumed(4, make_trainer(), **{option: True})
+    assert np.array_equal(resumed[0], batches(make_trainer(), 4)[0])
+
+
+def test_resumed_task_with_its_own_iterator_keeps_it():
+    resumed = batches_of_resumed(4, make_trainer(OwnBatches))
+    assert np.array_equal(resumed[0], batches(make_trainer(), 4)[0])
+
+
+def test_resumed_epoch_has_the_seed_of_the_first():
+    """With --update-ordered-indices-seed, fairseq adds the epoch to the seed."""
+    resumed = batches_of_resumed(4, make_trainer(seed_grows=True), seed=1 + 4)
+    assert np.array_equal(resumed[0], batches(make_trainer(), 1, seed=1 + 1)[0])
+
+
+def test_copy_appears_only_when_it_is_complete(tmp_path, monkeypatch):
+    source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+    target.write_bytes(b"old")
+    seen = []
+    replace = os.replace
+
+    def watch(part, place):
+        seen.append((os.path.getsize(part), target.read_bytes()))
+        replace(part, place)
+
+    monkeypatch.setattr(os, "replace", watch)
+    assert PathManager.copy(str(source), str(target), overwrite=True)
+    assert seen == [(3000, b"old")]
+    assert target.read_bytes() == source.read_bytes()
+    assert sorted(os.listdir(tmp_path)) == [source.name, target.name]
+
+
+def test_copy_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+    target.write_bytes(b"old")
+
+    def fail(source, part):
+        with open(part, "wb") as file:
+            file.write(b"a part of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(OSError, match="no space"):
+        PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == [source.name, target.name]

@@ -1,0 +1,58 @@
+"""Scripts read checkpoints without running what is in them, and name other files."""
+
+import os
+import zipfile
+
+import pytest
+import torch
+
+from scripts._shared.checkpoints import options_of, read_checkpoint
+
+STATE = {"cfg": {"model": {"_name": "a"}, "task": None}, "model": {"weight": torch.arange(4096.0)}}
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["archive", "before PyTorch 1.6"])
+def test_read_checkpoint_returns_what_was_written(tmp_path, archive):
+    path = tmp_path / "last.pt"
+    torch.save(STATE, path, _use_new_zipfile_serialization=archive)
+    state = read_checkpoint(path)
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+    assert options_of(state, "model") == {"_name": "a"}
+    assert options_of(state, "task") == options_of(state, "other") == {}
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["archive", "before PyTorch 1.6"])
+def test_read_checkpoint_names_a_file_that_is_cut_short(tmp_path, archive):
+    path = tmp_path / "last.pt"
+    torch.save(STATE, path, _use_new_zipfile_serialization=archive)
+    content = path.read_bytes()
+    for cut in (0, 4, 30, 100, len(content) // 2):
+        path.write_bytes(content[:cut])
+        with pytest.raises(ValueError, match=r"^--checkpoint .*last\.pt .*(cut short|damaged)"):
+            read_checkpoint(path)
+
+
+def test_read_checkpoint_names_what_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("x.txt", "text")
+    (tmp_path / "text").write_bytes(b"not a checkpoint")
+    for name in ("pipe", "other.zip", "text", "none"):
+        with pytest.raises(ValueError, match=f"^--checkpoint .*{name}.*: name one that f"):
+            read_checkpoint(tmp_path / name)
+
+
+class Printing:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["archive", "before PyTorch 1.6"])
+def test_read_checkpoint_runs_nothing_and_does_not_advise_to(tmp_path, archive, capsys):
+    path = tmp_path / "last.pt"
+    torch.save({"model": Printing()}, path, _use_new_zipfile_serialization=archive)
+    with pytest.raises(ValueError, match=r"^--checkpoint .* holds more than weights") as raised:
+        read_checkpoint(path)
+    assert "GLOBAL print" in str(raised.value)
+    assert "weights_only" not in str(raised.value)
+    assert capsys.readouterr().out == ""

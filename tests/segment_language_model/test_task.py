@@ -1,0 +1,79 @@
+"""The task: what it refuses, and what it forgets of earlier trainings in the process."""
+
+from types import SimpleNamespace
+
+import pytest
+from fairseq import checkpoint_utils, options
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from omegaconf import OmegaConf
+
+from fairseq_plugins.segment_language_model.task import (
+    REFUSED,
+    SegmentLanguageModelingConfig,
+    SegmentLanguageModelingTask,
+)
+from tests import tiny
+from tests.recipes import HYDRA
+
+MODELS = ("transformer_xl", "all_attention_lm", "transformer_xl_tiny", "adaptive_span_lm_tiny")
+FORGOTTEN = r"^the task is (\w+), .*: give --task segment_language_modeling$"
+
+
+def make_task(**given):
+    return SegmentLanguageModelingTask(
+        SegmentLanguageModelingConfig(**{"batch_size": 4, **given}), tiny.dictionary()
+    )
+
+
+@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("more", ["", "--tokens-per-sample 8", "--task language_modeling"])
+def test_forgotten_task_is_refused_in_a_sentence(arch, more):
+    words = ["data", "--arch", arch, *more.split()]
+    with pytest.raises(ValueError, match=FORGOTTEN):
+        options.parse_args_and_arch(options.get_training_parser(), words)
+
+
+@pytest.mark.filterwarnings(HYDRA)
+def test_other_task_is_refused_under_hydra():
+    cfg = OmegaConf.create(
+        {"model": {"_name": "transformer_xl_tiny"}, "task": {"_name": "language_modeling"}}
+    )
+    add_defaults(cfg)
+    OmegaConf.set_struct(cfg, True)
+    task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), tiny.dictionary())
+    with pytest.raises(ValueError, match=FORGOTTEN):
+        task.build_model(cfg.model)
+
+
+@pytest.mark.filterwarnings(HYDRA)
+@pytest.mark.parametrize("arch", MODELS)
+def test_segment_length_is_the_tasks(arch):
+    words = ["data", "--arch", arch, "--task", "segment_language_modeling"]
+    for given, length in (((), 512), (("--tokens-per-sample", "9"), 9)):
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*words, *given])
+        cfg = convert_namespace_to_omegaconf(parsed)
+        assert (cfg.task.tokens_per_sample, cfg.model.tokens_per_sample) == (length, length)
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_generator_refuses_what_means_nothing_here(option):
+    given = "align" if option == "replace_unk" else True
+    flag = "--" + option.replace("_", "-")
+    with pytest.raises(ValueError, match=f"^{flag}: .*leave it out$"):
+        make_task().build_generator([tiny.tiny_model()], GenerationConfig(**{option: given}))
+
+
+def test_training_forgets_the_best_loss_of_an_earlier_one():
+    """Hydra's sweeps train one model after another in a process."""
+    checkpoint_utils.save_checkpoint.best = 0.5
+    task = make_task()
+    sizes = {**tiny.SIZES, "decoder_ffn_embed_dim": 16, **tiny.SEGMENTS}
+    cfg = OmegaConf.create({"_name": "transformer_xl", **sizes})
+    # a model that is loaded in the middle of a training changes nothing
+    task.build_model(cfg, from_checkpoint=True)
+    assert checkpoint_utils.save_checkpoint.best == 0.5
+    task.build_model(cfg)
+    assert not hasattr(checkpoint_utils.save_checkpoint, "best")
