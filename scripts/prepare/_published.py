@@ -51,9 +51,9 @@ class Words:
     threshold: int = 0
     ascii_blanks: bool = False
 
-    def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
-        """Binarize the texts into a folder; return the vocabulary size and the splits' sizes."""
-        texts = {part: raw[0].with_name(f"{part}.txt") for part in SPLITS}
+    def write_texts(self, raw: Sequence[Path], folder: Path) -> dict[str, Path]:
+        """Write the text of each part into a folder, words with single spaces between them."""
+        texts = {part: folder / f"{part}.txt" for part in SPLITS}
         newline = "\n" if self.ascii_blanks else None
         for path in raw:
             lines = path.open(encoding="utf-8", newline=newline)
@@ -63,6 +63,11 @@ class Words:
                     if self.ascii_blanks:
                         line = OTHER_WHITESPACE.sub(VISIBLE_SPACE, line)
                     file.write(" ".join(line.split()) + "\n")
+        return texts
+
+    def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
+        """Binarize the texts into a folder; return the vocabulary size and the splits' sizes."""
+        texts = self.write_texts(raw, raw[0].parent)
         dictionary_options = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(self.threshold)]
         if options.srcdict:
             load_srcdict(options.srcdict)
@@ -203,23 +208,27 @@ def prepare(data_set: Words | Characters, name: str, options: argparse.Namespace
         raw = folder / "raw"
         raw.mkdir()
         texts = [path for archive in data_set.archives for path in archive.unpack(options, raw)]
-        found = data_set.build(texts, options, folder)
+        if options.text:
+            data_set.write_texts(texts, folder)
+        sizes = {} if options.text else data_set.build(texts, options, folder)
         shutil.rmtree(raw)
-        return found
+        return sizes
 
-    stages.finish(stages.run("bin", build))
+    stages.finish(stages.run("text" if options.text else "bin", build))
 
 
 def run(data_set: Words | Characters, description: str, arguments: list[str] | None = None) -> int:
     """Run the command of a data set, given its module's docstring; return the exit status."""
 
     def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.set_defaults(newlines=None, workers=1)
+        parser.set_defaults(newlines=None, workers=1, text=False)
         add_source_options(parser, ", ".join(archive.name for archive in data_set.archives))
         text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
         parser.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
         if isinstance(data_set, Words):
             add_workers_option(parser)
+            text = "write OUTPUT/text/{train,valid,test}.txt, and binarize nothing"
+            parser.add_argument("--text", action="store_true", help=text)
         elif data_set.has_newlines:
             text = "drop newlines, as the Transformer-XL code does, or make each one </s>"
             parser.add_argument("--newlines", choices=("drop", "eos"), required=True, help=text)

@@ -21,6 +21,7 @@ Finished stages are not repeated; after a change of options the command says wha
 
 import argparse
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ SUFFIXES = (".txt", ".txt.gz")
 # Without --held-out, one in this many documents or lines is for validation, and one for testing.
 SHARE = 20
 BLANK = "\u2581"
+PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     units = ("words", "characters", "subwords")
     add("--unit", required=True, choices=units, help="what a symbol is")
     add("--moses", metavar="LANGUAGE", help="tokenize with Moses, by the rules of en, de, ...")
+    text = "make each punctuation mark a word (without --moses)"
+    add("--split-punctuation", action="store_true", help=text)
     add_subword_options(parser)
     text = "codes of byte pair encoding of a trained model, to use instead of new ones"
     add("--bpe-codes", type=readable_path, metavar="FILE", help=text)
@@ -165,6 +169,8 @@ def check_options(options: argparse.Namespace) -> None:
     check_at_least(0, threshold=options.threshold)
     if options.moses and options.unit == "characters":
         raise ValueError(f"--moses {options.moses} makes words: leave it out for characters")
+    if options.split_punctuation and (options.moses or options.unit == "characters"):
+        raise ValueError("--split-punctuation is for words between blanks: leave it out")
     if options.moses:
         check_language(options.moses, "moses")
     if options.bpe_codes:
@@ -207,6 +213,8 @@ def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) 
     def lines(text: Text, size: dict) -> Iterator[str]:
         for line, location in text.lines():
             size["characters"] += len(line) + 1
+            if options.split_punctuation:
+                line = PUNCTUATION.sub(r" \g<0> ", line)
             yield split_words(line, location, options.unit == "subwords") if by_whitespace else line
 
     for split, text in parts.items():
@@ -243,6 +251,7 @@ def prepare(options: argparse.Namespace) -> None:
     files = [path for text in parts.values() for path in text.files]
     settings = {"held-out": options.held_out, "seed": options.seed, "unit": options.unit}
     settings |= {"moses": options.moses, "input": fingerprint(files)}
+    settings["split-punctuation"] = options.split_punctuation or None
     stages = Stages(options.output, settings)
     sizes = stages.run("tokens", partial(tokenize, parts, options))
     texts, merges = "tokens", None
