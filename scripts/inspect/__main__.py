@@ -28,7 +28,6 @@ from scripts._shared.command_line import (
 )
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write, write_text
-from scripts.inspect.curves import read_log
 
 # sections of page.html.j2
 FIGURES = ("text", "distances", "spans", "persistent", "memory", "branches", "curves")
@@ -44,7 +43,13 @@ PICTURE_WIDTH = 900
 
 def read_content(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return all that the page shows."""
-    content: dict[str, Any] = {"title": "Learning curves", "facts": [], "unit": "bits a token"}
+    content: dict[str, Any] = {
+        "title": "Learning curves",
+        "lead": "How the trainings went, from their logs.",
+        "facts": [],
+        "unit": "bits a token",
+        "charts": {},
+    }
     if arguments.checkpoint is not None:
         # imports fairseq, which takes seconds
         from scripts.inspect.content import describe_model
@@ -58,24 +63,28 @@ def read_content(arguments: argparse.Namespace) -> dict[str, Any]:
         from fairseq_plugins.segment_language_model.evaluation import loss_unit, read_units
 
         content["unit"] = loss_unit(read_units(arguments.data).unit)
-    content["logs"] = list(map(read_log, parse_named_files("--log", arguments.log or [])))
+    if arguments.log:
+        # also imports fairseq, for the name of a unit
+        from scripts.inspect.curves import learning_curves
+
+        charts = learning_curves(parse_named_files("--log", arguments.log), content["unit"])
+        content["curves"] = list(charts)
+        content["charts"] |= charts
     return content
 
 
 def format_page(content: dict[str, Any]) -> str:
     """Return the page."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined
-    )
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        (FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     return environment.get_template("page.html.j2").render(
-        title=content["title"],
-        facts=content["facts"],
-        translates="source" in content,
+        page=content,
         # nothing in a script element may look like its end
         data=Markup(data.replace("<", "\\u003c")),
         style=Markup(style),
@@ -99,7 +108,9 @@ def draw_picture(page: Path, figure: str, picture: Path) -> None:
             return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
         # the page writes its height into the document
-        height = re.search(r'data-height="(\d+)"', browse(f"--window-size={PICTURE_WIDTH},600", "--dump-dom"))
+        height = re.search(
+            r'data-height="(\d+)"', browse(f"--window-size={PICTURE_WIDTH},600", "--dump-dom")
+        )
         if height is None:
             raise ValueError(f"--figure is {figure}: the page of this model does not have it")
         browse(f"--window-size={PICTURE_WIDTH},{height[1]}", f"--screenshot={partial.resolve()}")

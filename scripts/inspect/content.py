@@ -70,7 +70,8 @@ def describe_model(
     state = read_checkpoint(file, "CHECKPOINT")
     return {
         **content,
-        "title": options_of(state, "model")["_name"],
+        "title": f"Inside {options_of(state, 'model')['_name']}",
+        "lead": "What the model expects of a text, and what its layers read to predict it.",
         "facts": [
             ("parameters", f"{sum(x.numel() for x in loaded.model.parameters()):,}"),
             *_facts_of_training(state),
@@ -81,7 +82,8 @@ def describe_model(
         "unit": unit,
         "losses": losses,
         **_pack_text(coder, tokens, modes),
-        "reads": reads.packed(len(tokens)),
+        "reads": (packed := reads.packed(len(tokens))),
+        "charts": {name: memory["chart"] for name, memory in packed["memories"].items()},
         "spans": learned_spans(loaded.model),
         "branches": branch_weights(loaded.model),
     }

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
+TRAINING = "training"
 _JSON = re.compile(r'(?:^|\| )(\{".*\})$')
 _VALIDATION = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
 _TRAINING = re.compile(r"\b(\w+)=([\d.]+)")
@@ -39,7 +41,34 @@ def read_figures(line: str) -> dict[str, str]:
     return dict(_TRAINING.findall(line))
 
 
-def read_log(log: NamedFile) -> dict[str, Any]:
+def learning_curves(logs: Sequence[NamedFile], unit: str) -> dict[str, dict[str, Any]]:
+    """Return the charts of trainings by their titles: losses in the data's unit, other figures."""
+    trainings = [(log.label, *read_log(log)) for log in logs]
+    several = len(trainings) > 1
+    # wide if it is alone
+    loss: dict[str, Any] = {
+        "title": "loss",
+        "yLabel": unit,
+        "yLog": unit == PERPLEXITY,
+        "series": [],
+    }
+    charts = {"loss": loss}
+    for colour, (label, losses, figures) in enumerate(trainings):
+        for part, series in losses.items():
+            y = [2**bits if unit == PERPLEXITY else bits for bits in series["y"]]
+            look = {"name": label if several else part, "colour": colour, "faint": part == TRAINING}
+            loss["series"].append({**series, **look, "y": y})
+        for (title, name), series in figures.items():
+            heading, _, y_label = title.partition(", ")
+            chart = {"title": heading, "yLabel": y_label or "weight", "series": []}
+            lines = charts.setdefault(title, chart)["series"]
+            name = f"{label}, {name}" if several else name
+            lines.append({**series, "name": name, "colour": len(lines)})
+    loss["width"] = 460 if len(charts) > 1 else 940
+    return charts
+
+
+def read_log(log: NamedFile) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
     """Return the losses of a training in bits a token, and its other figures, by update.
 
     If a log has an update twice, as after a resumed training, the later line counts. Time is that
@@ -56,28 +85,24 @@ def read_log(log: NamedFile) -> dict[str, Any]:
     valid = {int(x["valid_num_updates"]): x for x in figures if x.get("valid_num_updates")}
     train = {int(x["num_updates"]): x for x in figures if x.keys() >= {"num_updates", "train_wall"}}
     valid, train = dict(sorted(valid.items())), dict(sorted(train.items()))
-    losses = {"validation": _losses("valid_", valid), "training": _losses("", train)}
+    losses = {"validation": _losses("valid_", valid), TRAINING: _losses("", train)}
     if not losses["validation"]:
         raise ValueError(
             f"--log {short(log.path)} has no validation loss: name the log of a training that has "
             "validated, written with --log-format json or simple"
         )
     ends = [0, *train]
-    seconds = np.cumsum([0.0, *(float(x["train_wall"]) for x in train.values())])
+    minutes = np.cumsum([0.0, *(float(x["train_wall"]) / 60 for x in train.values())])
 
     def series(points: dict[int, float]) -> dict[str, list]:
         # interpolated if the update has no line, as at the end of an epoch
-        minutes = np.interp(list(points), ends, seconds / 60).round(3).tolist()
-        return {"updates": list(points), "minutes": minutes, "y": list(points.values())}
+        at = np.interp(list(points), ends, minutes).round(3).tolist()
+        return {"updates": list(points), "minutes": at, "y": list(points.values())}
 
-    return {
-        "label": log.label,
-        **{name: series(points) for name, points in losses.items()},
-        "figures": [
-            {"title": title, "name": name, **series(points)}
-            for (title, name), points in _other_figures(valid).items()
-        ],
-    }
+    return (
+        {part: series(points) for part, points in losses.items()},
+        {name: series(points) for name, points in _other_figures(valid).items()},
+    )
 
 
 def _losses(prefix: str, lines: dict[int, dict[str, str]]) -> dict[int, float]:
@@ -99,12 +124,8 @@ def _other_figures(valid: dict[int, dict[str, str]]) -> dict[tuple[str, str], di
                 layer, kind = match[1].replace("_", " "), {"kappa": "κ", "alpha": "α"}[match[2]]
                 key = f"{kind} of {layer}", f"branch {match[3]}"
             else:
-                keys = (
-                    (title, match[1])
-                    for title, pattern in _FIGURES.items()
-                    if (match := pattern.fullmatch(name))
-                )
-                key = next(keys, None)
+                found = ((title, pattern.fullmatch(name)) for title, pattern in _FIGURES.items())
+                key = next(((title, match[1]) for title, match in found if match), None)
             if key is not None:
                 figures.setdefault(key, {})[update] = float(value)
     return figures

@@ -88,14 +88,14 @@ class TextReads:
         self.tables: dict[tuple[str, str], WeightTable] = {}
         self.sums: dict[str, Tensor] = {}
         self.shares: dict[str, list[Tensor]] = {}
-        self.memories: dict[str, tuple[Tensor, nn.Module]] = {}
+        self.memories: dict[str, Tensor] = {}
 
     def __call__(self, name: str, module: nn.Module, reads: Reads) -> None:
         """Add what a layer read in one call, of one text."""
         part, number, place = _LAYER.search(name).groups()
         label = f"{int(number) + 1}"
         if reads.slots is not None:
-            self._add_slots(f"{part} {label}", module, reads)
+            self._add_slots(part, label, module, reads)
         if reads.vectors is not None:
             # (H, 1, T, N) -> (T, H, N)
             vectors = reads.vectors[:, 0, -(self.queries or 0) :].transpose(0, 1)
@@ -118,7 +118,7 @@ class TextReads:
         return self.tables.setdefault((kind, layer), WeightTable(heads))
 
     def _add_distances(self, layer: str, distance: Tensor, keys: Tensor) -> None:
-        """Sum the weights (T, H, S) by distance, and count the queries that reach it: (H + 1, S)."""
+        """Add the weights (T, H, S) by distance, and the number of queries that reach it."""
         seen = distance >= 0
         rows = torch.cat([keys.transpose(0, 1)[:, seen], torch.ones(1, int(seen.sum()))]).double()
         sums = torch.zeros(len(rows), keys.size(2)).double()
@@ -128,14 +128,13 @@ class TextReads:
         padded = [nn.functional.pad(x, (0, longest - x.size(1))) for x in (earlier, sums)]
         self.sums[layer] = padded[0] + padded[1]
 
-    def _add_slots(self, name: str, module: nn.Module, reads: Reads) -> None:
+    def _add_slots(self, part: str, layer: str, module: Any, reads: Reads) -> None:
+        """Add the slots that each token's heads read, and sum the reads of each slot, (H, K)."""
         slots, weights = (x[-(self.queries or 0) :] for x in (reads.slots, reads.slot_weights))
-        number = name.split()[1]
-        if name.startswith("decoder"):
-            self._table("slots", number, slots.size(1)).add(slots, weights)
-        total, _ = self.memories.setdefault(
-            name, (torch.zeros(slots.size(1), len(module.values)).double(), module)
-        )
+        if part == "decoder":
+            self._table("slots", layer, slots.size(1)).add(slots, weights)
+        zeros = torch.zeros(slots.size(1), len(module.values)).double()
+        total = self.memories.setdefault(f"memory in {part} layer {layer}", zeros)
         for head, row in enumerate(total):
             row.index_add_(0, slots[:, head].flatten(), weights[:, head].flatten().double())
 
@@ -155,7 +154,7 @@ class TextReads:
             "shares": {
                 layer: torch.cat(parts).mean(0).tolist() for layer, parts in self.shares.items()
             },
-            "memories": {name: _describe(reads) for name, (reads, _) in self.memories.items()},
+            "memories": {name: _describe(z) for name, z in self.memories.items()},
         }
 
 
@@ -182,12 +181,22 @@ def _describe(reads: Tensor) -> dict[str, Any]:
         shares = used[torch.from_numpy(ranks - 1)] / used.sum()
         return {"x": ranks.tolist(), "y": [float(f"{y:.4g}") for y in shares]}
 
+    named = [("all heads", everything)]
+    named += [(f"head {number}", head) for number, head in enumerate(reads, start=1)]
     return {
         "slots": len(everything),
-        "usage": usage(everything),
-        "kl": kl_from_uniform(everything),
-        "heads": [[usage(head), kl_from_uniform(head)] for head in reads],
-        "curves": [curve(everything), *map(curve, reads)],
+        "rows": [(name, usage(z), kl_from_uniform(z)) for name, z in named],
+        "chart": {
+            "title": "reads by slot",
+            "xLabel": "slots, the most read first",
+            "yLabel": "share of the reads",
+            "xLog": True,
+            "yLog": True,
+            "series": [
+                {"name": name, "colour": colour, **curve(z)}
+                for colour, (name, z) in enumerate(named)
+            ],
+        },
     }
 
 
@@ -253,13 +262,13 @@ def predictions(model: nn.Module, features: Tensor, tokens: Tensor) -> dict[str,
 
 
 def learned_spans(model: nn.Module) -> list[dict[str, Any]]:
-    """Return each layer's learned spans in tokens, without the ramp: z in section 4.3."""
+    """Return each layer's learned spans in tokens, without the ramp, z, and with it."""
     return [
         {
             "layer": str(int(_LAYER.search(name)[2]) + 1),
-            "largest": module.max_span,
             "ramp": module.ramp,
             "spans": (module.value * module.max_span).tolist(),
+            "seen": module.tokens().tolist(),
         }
         for name, module in model.named_modules()
         if isinstance(module, AdaptiveSpan)
@@ -269,11 +278,11 @@ def learned_spans(model: nn.Module) -> list[dict[str, Any]]:
 def branch_weights(model: nn.Module) -> list[dict[str, Any]]:
     """Return κ and α of each layer's branches."""
     rows = []
-    for name, module in model.named_modules(remove_duplicate=True):
+    for name, module in model.named_modules():
         if isinstance(module, BranchWeights):
             part, number, place = _LAYER.search(name).groups()
-            attention = " self-attention" if place.startswith("self") and part == "decoder" else ""
-            for kind, weights in zip(module.kinds, module.learned(), strict=True):
-                label = f"{part} {int(number) + 1}{attention}"
-                rows.append({"layer": label, "kind": kind, "weights": weights.tolist()})
+            symbol = {"kappa": "κ", "alpha": "α"}[module.name.removesuffix("_logits")]
+            attention = " self-attention" if part == "decoder" and "self_attn" in place else ""
+            title = f"{symbol}, {part} {int(number) + 1}{attention}"
+            rows.append({"title": title, "weights": module.learned().tolist()})
     return rows
