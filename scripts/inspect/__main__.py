@@ -30,7 +30,7 @@ from scripts._shared.commands import short
 from scripts._shared.files import atomic_write, write_text
 
 # sections of page.html.j2
-FIGURES = ("text", "distances", "spans", "persistent", "memory", "branches", "curves")
+FIGURES = ("text", "distances", "alignment", "spans", "persistent", "memory", "branches", "curves")
 FOLDER = Path(__file__).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER_OPTIONS = """
@@ -100,20 +100,23 @@ def draw_picture(page: Path, figure: str, picture: Path) -> None:
             f"--picture needs one of {', '.join(BROWSERS)}: install Chromium (apt-get install "
             "chromium), or take a screenshot of the page"
         )
-    with tempfile.TemporaryDirectory() as profile, atomic_write(picture) as partial:
+    with tempfile.TemporaryDirectory() as folder:
 
         def browse(*options: str) -> str:
-            words = [browser, *BROWSER_OPTIONS, f"--user-data-dir={profile}", *options]
+            words = [browser, *BROWSER_OPTIONS, f"--user-data-dir={folder}/profile", *options]
             words.append(f"{page.resolve().as_uri()}?figure={figure}")
             return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
         # the page writes its height into the document
-        height = re.search(
-            r'data-height="(\d+)"', browse(f"--window-size={PICTURE_WIDTH},600", "--dump-dom")
-        )
+        document = browse(f"--window-size={PICTURE_WIDTH},600", "--dump-dom")
+        height = re.search(r'data-height="([1-9]\d*)"', document)
         if height is None:
             raise ValueError(f"--figure is {figure}: the page of this model does not have it")
-        browse(f"--window-size={PICTURE_WIDTH},{height[1]}", f"--screenshot={partial.resolve()}")
+        # the browser goes by the name's ending
+        drawn = Path(folder, "picture.png")
+        browse(f"--window-size={PICTURE_WIDTH},{height[1]}", f"--screenshot={drawn}")
+        with atomic_write(picture) as partial:
+            shutil.copyfile(drawn, partial)
 
 
 def inspect(arguments: argparse.Namespace) -> None:

@@ -46,9 +46,10 @@ def describe_model(
     """Return the page's content for a checkpoint, and a text of at most ``most`` tokens."""
     file = find_checkpoint(checkpoint)
     loaded = load(file, data)
-    reads = TextReads()
+    translates = isinstance(loaded, TranslationModel)
+    reads = TextReads(translates)
     content: dict[str, Any] = {}
-    if isinstance(loaded, TranslationModel):
+    if translates:
         if text is not None:
             raise ValueError(f"--text {short(text)} with a translation model: give --source")
         source, tokens, origin = _choose_pair(loaded, *pair, split)
@@ -71,7 +72,8 @@ def describe_model(
     return {
         **content,
         "title": f"Inside {options_of(state, 'model')['_name']}",
-        "lead": "What the model expects of a text, and what its layers read to predict it.",
+        "lead": f"What the model expects of a {'translation' if translates else 'text'}, and what "
+        "its layers read to predict it.",
         "facts": [
             ("parameters", f"{sum(x.numel() for x in loaded.model.parameters()):,}"),
             *_facts_of_training(state),
@@ -83,7 +85,7 @@ def describe_model(
         "losses": losses,
         **_pack_text(coder, tokens, modes),
         "reads": (packed := reads.packed(len(tokens))),
-        "charts": {name: memory["chart"] for name, memory in packed["memories"].items()},
+        "charts": {name: memory.pop("chart") for name, memory in packed["memories"].items()},
         "spans": learned_spans(loaded.model),
         "branches": branch_weights(loaded.model),
     }

@@ -66,15 +66,17 @@ function focusOnly(item, items) {
 // ---------------------------------------------------------------- the text
 
 const state = { mode: "with", selected: null, layer: null, head: 0 };
-let tokens = []; // elements
-let source = [];
-
+let tokens = [], source = []; // elements
+const attention = () => data.reads.tables.source ?? data.reads.tables.tokens ?? {};
 const written = (text) => (text === "\n" ? "↵" : text.trim() || "␣");
 const symbol = (text) => make("span", { class: "symbol" }, written(text));
 const textOf = (index) => (index < 0 ? "\n" : data.vocabulary[data.tokens[index]]);
+const before = (index) => [...data.tokens].slice(Math.max(0, index - 6), index).map((id) => data.vocabulary[id].replace("\n", " ↵ ")).join("");
 const bits = (index, mode) => -data.modes[mode].log_probs[index] / Math.LN2;
 const probability = (index, mode) => Math.exp(data.modes[mode].log_probs[index]);
 const modeShown = () => (state.mode === "difference" ? "with" : state.mode);
+const describe = (index, mode = modeShown()) =>
+  `${percent(probability(index, mode))}, rank ${number(data.modes[mode].rank[index])}, ${bits(index, mode).toFixed(2)} bits`;
 const bar = (share) => make("div", { class: "bar" }, make("i", { style: `width:${100 * capped(share)}%` }));
 const note = (...content) => make("p", { class: "note" }, ...content);
 
@@ -131,8 +133,6 @@ function rowOf(table, token, head) {
   return entries.sort((a, b) => b.weight - a.weight);
 }
 
-const attention = () => data.reads.tables.source ?? data.reads.tables.tokens ?? {};
-
 function showCard(element) {
   const index = +element.dataset.index, mode = modeShown(), figures = data.modes[mode];
   const rows = range(5).flatMap((i) => {
@@ -152,9 +152,6 @@ function showCard(element) {
   $("card").style.left = `${Math.max(8, Math.min(box.left, innerWidth - card.width - 8))}px`;
 }
 
-const describe = (index) =>
-  `${percent(probability(index, modeShown()))}, rank ${number(data.modes[modeShown()].rank[index])}, ${bits(index, modeShown()).toFixed(2)} bits`;
-
 function select(index) {
   tokens[state.selected]?.setAttribute("aria-selected", "false");
   tokens[index]?.setAttribute("aria-selected", "true");
@@ -163,8 +160,6 @@ function select(index) {
   paintText();
   showPanel();
 }
-
-const before = (index) => range(6).map((i) => textOf(index - 6 + i).replace("\n", " ↵ ")).join("");
 
 function showPanel() {
   const { vectors = {}, slots = {} } = data.reads.tables, at = state.selected;
@@ -262,7 +257,7 @@ function showText() {
     const element = event.target.closest?.("[role=option]");
     if (element) act(element, event);
   }));
-  const toggle = (element) => select(state.selected === +element.dataset.index ? null : +element.dataset.index);
+  const toggle = ({ dataset }) => select(state.selected === +dataset.index ? null : +dataset.index);
   on("mouseover focusin", showCard);
   on("mouseout focusout", () => ($("card").hidden = true));
   on("click", toggle);
@@ -272,13 +267,8 @@ function showText() {
     $("card").hidden = true;
     select(null);
   });
-  // the head that looks farthest
-  let farthest = -1;
-  for (const [layer, table] of Object.entries(attention())) for (const head of range(table.heads)) {
-    const mean = data.reads.distances[layer]?.mean[head] ?? 0;
-    if (mean > farthest) [farthest, state.layer, state.head] = [mean, layer, head];
-  }
   select(null);
+  chooseHead(...data.reads.first);
 }
 
 // ---------------------------------------------------------------- figures
@@ -301,7 +291,7 @@ function readout(target, caption, idle, describeAt) {
 
 // `series` have name, x, y, colour and faint; pointing at the chart shows the values there
 function lineChart({ title, series, xLabel, yLabel, xLog, yLog, width = 460 }) {
-  const height = 270, left = 56, right = width - 8, low = height - 40, high = 10;
+  const height = 270, left = 56, right = width - 14, low = height - 40, high = 10;
   const seen = ([x, y]) => (!xLog || x > 0) && (!yLog || y > 0);
   const lines = series.map((line) => ({ ...line, points: line.x.map((x, i) => [x, line.y[i]]).filter(seen) }))
     .filter(({ points }) => points.length);
@@ -343,6 +333,7 @@ function showDistances() {
   const canvas = $("distances").querySelector("canvas");
   Object.assign(canvas, { width: longest, height: 4 * rows.length });
   canvas.style.height = `${Math.max(230, 5 * rows.length)}px`;
+  canvas.style.imageRendering = longest < 600 ? "pixelated" : "auto";
   const at = ({ clientX, clientY }) => {
     const box = canvas.getBoundingClientRect(), place = (share, length) => Math.floor(capped(share) * (length - 0.01));
     return [rows[place((clientY - box.top) / box.height, rows.length)], place((clientX - box.left) / box.width, longest)];
@@ -353,7 +344,6 @@ function showDistances() {
       return [`layer ${layer}, head ${head + 1}, distance ${distance}: ${percent(weights[distance] ?? 0)}`];
     });
   canvas.addEventListener("click", (event) => chooseHead(at(event)[0].layer, at(event)[0].head));
-  showHead();
   return () => { // once more in the colours of another theme
     const pen = canvas.getContext("2d");
     pen.clearRect(0, 0, canvas.width, canvas.height);
@@ -368,7 +358,18 @@ function showDistances() {
   };
 }
 
+// the chosen head: its attention from each target token to each source token, or by distance
 function showHead() {
+  if (data.source) {
+    const rows = tokens.map((_, token) => {
+      const cells = data.source.map((text) => make("td", { title: `${written(textOf(token))} → ${written(text)}` }));
+      const entries = rowOf(attention()[state.layer], token, state.head);
+      entries.forEach(({ index, weight }) => { paint(cells[index], weight, "reads"); cells[index].title += `: ${percent(weight)}`; });
+      return make("tr", {}, make("th", {}, written(textOf(token))), ...cells);
+    });
+    const names = data.source.map((text) => make("th", {}, make("span", {}, written(text))));
+    return $("matrix").replaceChildren(make("tr", {}, make("th"), ...names), ...rows);
+  }
   const distances = data.reads.distances[state.layer];
   if (!distances) return;
   const y = [...distances.weight.subarray(state.head * distances.longest, (state.head + 1) * distances.longest)];
@@ -395,24 +396,18 @@ function setUpTheme(draw) {
   update();
 }
 
-// for --picture: one figure alone, and its height
-function showOnly(figure) {
-  document.body.classList.add("picture");
-  for (const section of document.querySelectorAll("section")) section.hidden = section.id !== figure;
-  if ($(figure)) document.documentElement.dataset.height = Math.ceil($(figure).getBoundingClientRect().height);
-}
-
 async function show() {
   await unpackAll(data);
-  let draw = () => {};
   if ($("text")) showText();
-  if ($("distances")) draw = showDistances();
+  const draw = $("distances") ? showDistances() : () => {};
   showCharts("updates");
   $("curves")?.addEventListener("change", (event) => showCharts(event.target.value));
   setUpTheme(draw);
-  const figure = new URLSearchParams(location.search).get("figure");
-  if (figure) showOnly(figure);
-  document.documentElement.dataset.ready = "";
+  // for --picture: one figure alone, and its height
+  const figure = $(new URLSearchParams(location.search).get("figure"));
+  document.body.classList.toggle("picture", figure !== null);
+  figure?.classList.add("only");
+  document.documentElement.dataset.height = figure ? Math.ceil(figure.getBoundingClientRect().height) : 0;
 }
 
 show();

@@ -80,10 +80,12 @@ class WeightTable:
 class TextReads:
     """What the layers of a model read of a text; an observer for :func:`.record`.
 
-    ``queries`` is how many of a call's tokens count, the last ones; None for all.
+    ``queries`` is how many of a call's tokens count, the last ones; None for all. Of a model that
+    ``translates``, attention to the source counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, translates: bool = False) -> None:
+        self.translates = translates
         self.queries: int | None = None
         self.tables: dict[tuple[str, str], WeightTable] = {}
         self.sums: dict[str, Tensor] = {}
@@ -103,10 +105,10 @@ class TextReads:
                 torch.arange(vectors.size(2)), vectors
             )
             self.shares.setdefault(label, []).append(vectors.sum(2))
-        if reads.keys is None or part == "encoder":
+        if reads.keys is None or self.translates != ("encoder_attn" in place):
             return
         keys = reads.keys[:, 0, -(self.queries or 0) :].transpose(0, 1)  # (T, H, S)
-        if "encoder_attn" in place:
+        if self.translates:
             self._table("source", label, keys.size(1)).add(torch.arange(keys.size(2)), keys)
             return
         rows, columns = keys.size(0), keys.size(2)
@@ -147,9 +149,19 @@ class TextReads:
         tables: dict[str, dict[str, Any]] = {}
         for (kind, layer), table in self.tables.items():
             tables.setdefault(kind, {})[layer] = table.packed(least)
+        distances = {layer: _by_distance(sums) for layer, sums in self.sums.items()}
+        heads = [
+            (mean, layer, head)
+            for layer, figures in distances.items()
+            for head, mean in enumerate(figures["mean"])
+        ]
+        # without distances, the first head of the last layer
+        heads += [(0.0, layer, 0) for layer in [None, *tables.get("source", ())][-1:]]
+        _, *first = max(heads, key=lambda head: head[0])
         return {
             "tables": tables,
-            "distances": {layer: _by_distance(sums) for layer, sums in self.sums.items()},
+            "first": first,  # the head to show first, which looks farthest
+            "distances": distances,
             # (N, H) -> (H,)
             "shares": {
                 layer: torch.cat(parts).mean(0).tolist() for layer, parts in self.shares.items()
