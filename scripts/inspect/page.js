@@ -31,8 +31,6 @@ async function unpackAll(value) {
   return value;
 }
 
-// ---------------------------------------------------------------- groups of tokens or buttons
-
 // Tab reaches one item of a group, arrow keys reach the others.
 function moveWithArrows(group) {
   group.addEventListener("keydown", (event) => {
@@ -59,9 +57,7 @@ function neighbour(items, item, key) {
   return line.sort((a, b) => Math.abs(place(a).left - from.left) - Math.abs(place(b).left - from.left))[0];
 }
 
-function focusOnly(item, items) {
-  items.forEach((other) => (other.tabIndex = other === item ? 0 : -1));
-}
+const focusOnly = (item, items) => items.forEach((other) => (other.tabIndex = other === item ? 0 : -1));
 
 // ---------------------------------------------------------------- the text
 
@@ -71,7 +67,7 @@ const attention = () => data.reads.tables.source ?? data.reads.tables.tokens ?? 
 const written = (text) => (text === "\n" ? "↵" : text.trim() || "␣");
 const symbol = (text) => make("span", { class: "symbol" }, written(text));
 const textOf = (index) => (index < 0 ? "\n" : data.vocabulary[data.tokens[index]]);
-const before = (index) => [...data.tokens].slice(Math.max(0, index - 6), index).map((id) => data.vocabulary[id].replace("\n", " ↵ ")).join("");
+const before = (index) => range(index).slice(-6).map((i) => textOf(i).replace("\n", " ↵ ")).join("");
 const bits = (index, mode) => -data.modes[mode].log_probs[index] / Math.LN2;
 const probability = (index, mode) => Math.exp(data.modes[mode].log_probs[index]);
 const modeShown = () => (state.mode === "difference" ? "with" : state.mode);
@@ -82,9 +78,8 @@ const note = (...content) => make("p", { class: "note" }, ...content);
 
 function tokenElements(container, texts, role) {
   const elements = texts.map((text, index) => {
-    const start = role === "option" && index > 0 && index % data.segment === 0;
-    const attributes = { role, class: start ? "token start" : "token", "data-index": index };
-    return make("span", attributes, text === "\n" ? "↵\n" : text);
+    const start = role === "option" && index > 0 && index % data.segment === 0 ? " start" : "";
+    return make("span", { role, class: `token${start}`, "data-index": index }, text === "\n" ? "↵\n" : text);
   });
   container.append(...elements);
   return elements;
@@ -135,10 +130,8 @@ function rowOf(table, token, head) {
 
 function showCard(element) {
   const index = +element.dataset.index, mode = modeShown(), figures = data.modes[mode];
-  const rows = range(5).flatMap((i) => {
-    const share = figures.likely[5 * index + i];
-    return [symbol(data.vocabulary[figures.likeliest[5 * index + i]]), bar(share), percent(share)];
-  });
+  const rows = range(5).map((i) => 5 * index + i).flatMap((i) =>
+    [symbol(data.vocabulary[figures.likeliest[i]]), bar(figures.likely[i]), percent(figures.likely[i])]);
   const other = mode === "with" ? "without" : "with";
   const comparison = data.modes[other] ? [note(`${other} recurrence: ${percent(probability(index, other))}`)] : [];
   $("card").replaceChildren(
@@ -184,11 +177,9 @@ function attentionList() {
     return [make("span", {}, symbol(text), where), bar(weight), percent(weight)];
   });
   const sum = entries.reduce((total, { weight }) => total + weight, 0);
-  return [
-    make("h3", {}, `Tokens that layer ${state.layer}, head ${state.head + 1} read`),
-    make("div", { class: "rows", id: "read" }, ...rows),
-    note(`The page has ${entries.length} weights of this head here, ${percent(capped(sum))} of its attention.`),
-  ];
+  const shown = `The page has ${entries.length} weights of this head here, ${percent(capped(sum))} of its attention.`;
+  const heading = make("h3", {}, `Tokens that layer ${state.layer}, head ${state.head + 1} read`);
+  return [heading, make("div", { class: "rows", id: "read" }, ...rows), note(shown)];
 }
 
 // the strongest vectors or slots of the token, each with the tokens that use it most
@@ -211,7 +202,7 @@ function otherUsers(table, heads, index) {
       .map(({ weight }) => ({ token, weight }))));
   const best = uses.sort((a, b) => b.weight - a.weight).slice(0, 8).map(({ token, weight }) => {
     const button = make("button", { type: "button" }, before(token), symbol(textOf(token)), ` ${percent(weight)}`);
-    button.addEventListener("click", () => { select(token); tokens[token].focus(); });
+    button.onclick = () => { select(token); tokens[token].focus(); };
     return button;
   });
   return best.length ? best : [note("No other token of this text.")];
@@ -231,7 +222,7 @@ function headGrid() {
       const text = distances ? mean.toFixed(mean < 10 && most < 9 ? 1 : 0) : head + 1;
       const cell = make("button", { type: "button", role: "radio", ...attributes }, text);
       cell.style.setProperty("--amount", distances ? 65 * Math.log1p(mean) / Math.log1p(distances.longest) : 12);
-      cell.addEventListener("click", () => { chooseHead(layer, head); $("panel").querySelector('[aria-checked="true"]').focus(); });
+      cell.onclick = () => { chooseHead(layer, head); $("panel").querySelector('[aria-checked="true"]').focus(); };
       if (head === 0) cell.style.gridColumnStart = 2;
       grid.append(cell);
     }
@@ -253,20 +244,15 @@ function showText() {
   focusOnly(tokens[0], tokens);
   moveWithArrows($("tokens"));
   $("modes")?.addEventListener("change", (event) => { state.mode = event.target.value; select(null); });
-  const on = (names, act) => names.split(" ").forEach((name) => $("tokens").addEventListener(name, (event) => {
-    const element = event.target.closest?.("[role=option]");
-    if (element) act(element, event);
-  }));
+  const on = (names, act) => names.split(" ").forEach((name) =>
+    $("tokens").addEventListener(name, (event) => event.target.matches(".token") && act(event.target, event)));
   const toggle = ({ dataset }) => select(state.selected === +dataset.index ? null : +dataset.index);
+  const hide = () => ($("card").hidden = true);
   on("mouseover focusin", showCard);
-  on("mouseout focusout", () => ($("card").hidden = true));
+  on("mouseout focusout", hide);
   on("click", toggle);
   on("keydown", (element, event) => event.key === "Enter" && toggle(element));
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    $("card").hidden = true;
-    select(null);
-  });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && (hide(), select(null)));
   select(null);
   chooseHead(...data.reads.first);
 }
@@ -301,7 +287,8 @@ function lineChart({ title, series, xLabel, yLabel, xLog, yLog, width = 460 }) {
     return [(x) => (a === b ? (from + to) / 2 : from + ((bend(x) - bend(a)) / (bend(b) - bend(a))) * (to - from)), ticks(a, b, log)];
   };
   const [px, xTicks] = scale(0, xLog, left, right), [py, yTicks] = scale(1, yLog, low, high);
-  const stroke = ({ colour }) => ({ stroke: `var(--series-${colour % 8})`, "stroke-dasharray": ["", "6 3", "2 3"][Math.floor(colour / 8) % 3] });
+  const dashes = (colour) => ["", "6 3", "2 3"][Math.floor(colour / 8) % 3];
+  const stroke = ({ colour }) => ({ stroke: `var(--series-${colour % 8})`, "stroke-dasharray": dashes(colour) });
   const rule = make("line", { class: "grid", y1: high, y2: low, visibility: "hidden" });
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${yLabel} by ${xLabel}` },
     ...yTicks.map((y) => make("line", { class: "grid", x1: left, x2: right, y1: py(y), y2: py(y) })),
@@ -392,7 +379,7 @@ function setUpTheme(draw) {
   const dark = () => (style.colorScheme || (media.matches ? "dark" : "light")) === "dark";
   const update = () => { $("theme").textContent = dark() ? "Light" : "Dark"; draw(); };
   $("theme").addEventListener("click", () => { style.colorScheme = dark() ? "light" : "dark"; update(); });
-  media.addEventListener("change", update);
+  media.onchange = update;
   update();
 }
 
