@@ -52,7 +52,7 @@ def read_content(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if arguments.checkpoint is not None:
         # imports fairseq, which takes seconds
-        from scripts.inspect.content import describe_model
+        from scripts.inspect._content import describe_model
 
         pair = arguments.source, arguments.target
         content = describe_model(
@@ -65,7 +65,7 @@ def read_content(arguments: argparse.Namespace) -> dict[str, Any]:
         content["unit"] = loss_unit(read_units(arguments.data).unit)
     if arguments.log:
         # also imports fairseq, for the name of a unit
-        from scripts.inspect.curves import learning_curves
+        from scripts.inspect._curves import learning_curves
 
         charts = learning_curves(parse_named_files("--log", arguments.log), content["unit"])
         content["curves"] = list(charts)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from scripts.inspect.layers import Reads, record
+from scripts.inspect._layers import Reads, record
 
 # how many of a text's weights the page keeps for each token, in all layers and heads
 WEIGHTS_PER_TOKEN = 450
@@ -90,7 +90,7 @@ class TextReads:
         self.tables: dict[tuple[str, str], WeightTable] = {}
         self.sums: dict[str, Tensor] = {}
         self.shares: dict[str, list[Tensor]] = {}
-        self.memories: dict[str, Tensor] = {}
+        self.memories: dict[str, MemoryUsage] = {}
 
     def __call__(self, name: str, module: nn.Module, reads: Reads) -> None:
         """Add what a layer read in one call, of one text."""
@@ -135,10 +135,10 @@ class TextReads:
         slots, weights = (x[-(self.queries or 0) :] for x in (reads.slots, reads.slot_weights))
         if part == "decoder":
             self._table("slots", layer, slots.size(1)).add(slots, weights)
-        zeros = torch.zeros(slots.size(1), len(module.values)).double()
-        total = self.memories.setdefault(f"memory in {part} layer {layer}", zeros)
-        for head, row in enumerate(total):
-            row.index_add_(0, slots[:, head].flatten(), weights[:, head].flatten().double())
+        name = f"memory in {part} layer {layer}"
+        if name not in self.memories:
+            self.memories[name] = MemoryUsage(len(module.values.weight), slots.size(1))
+        self.memories[name].record(slots, weights)
 
     def packed(self, num_tokens: int) -> dict[str, Any]:
         """Return all of it for the page."""
@@ -166,7 +166,7 @@ class TextReads:
             "shares": {
                 layer: torch.cat(parts).mean(0).tolist() for layer, parts in self.shares.items()
             },
-            "memories": {name: _describe(z) for name, z in self.memories.items()},
+            "memories": {name: _describe(memory.reads) for name, memory in self.memories.items()},
         }
 
 

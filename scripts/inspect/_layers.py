@@ -142,20 +142,13 @@ def product_key_memory(
     layer: ProductKeyMemory, x: Tensor, padding_mask: Tensor | None = None
 ) -> Reads:
     """``Σ softmax(q·k) v`` over the k best slots of each head (equations 1 to 3)."""
-    tokens = torch.ones(x.shape[:-1], dtype=torch.bool)
-    tokens = tokens if padding_mask is None else ~padding_mask
-    scores, slots = layer.keys(layer.query_network(x[tokens]), layer.knn)
+    tokens = torch.ones(x.shape[:-1], dtype=torch.bool) if padding_mask is None else ~padding_mask
+    scores, slots = layer.keys(layer.query(x[tokens], None), layer.knn)
     weights = scores.softmax(-1)
     # (n, H, k) x (n, H, k, d_v) -> (n, d_v)
-    summed = torch.einsum("nhk,nhkd->nd", weights, layer.values[slots].to(x.dtype))
-    if layer.output_norm is not None:
-        summed = layer.output_norm(summed)
-    if layer.gate is not None:
-        summed = summed * F.silu(layer.gate(x[tokens]))
-    if layer.projection is not None:
-        summed = layer.projection(summed)
+    summed = torch.einsum("nhk,nhkv->nv", weights, layer.values.weight[slots].to(x.dtype))
     output = torch.zeros_like(x)
-    output[tokens] = summed
+    output[tokens] = layer.output(summed, x[tokens])
     return Reads(output, slots=slots, slot_weights=weights)
 
 

@@ -22,7 +22,7 @@ from fairseq_plugins.segment_language_model.evaluation import BITS, PERPLEXITY
 from fairseq_plugins.segment_language_model.split import load_tokens
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.commands import short
-from scripts.inspect.reads import (
+from scripts.inspect._reads import (
     TextReads,
     branch_weights,
     learned_spans,
