@@ -286,7 +286,8 @@ def put_memories(
     cfg = stack.cfg
     for number in builder.numbers:
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer, memory = stack.layers[number - 1], builder(number)
+        layer: Any = stack.layers[number - 1]
+        memory: Any = builder(number)
         if isinstance(layer, TransformerEncoderLayerBase):
             layer = MemoryEncoderLayer(cfg, memory, interleave)
         else:

@@ -96,7 +96,8 @@ class Values(nn.Module):
 
     def buffer(self, count: int, like: Tensor) -> Tensor:
         """Return an uninitialised tensor (count, d) with the dtype and width of ``like``."""
-        rows, self.spare = self.spare, None
+        rows: Any = self.spare
+        self.spare = None
         fits = rows is not None and (rows.dtype, rows.size(1)) == (like.dtype, like.size(1))
         if not fits or len(rows) < count:
             # free the old buffer first; the new one has some room to spare

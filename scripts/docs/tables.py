@@ -96,8 +96,6 @@ def count_parameters(model: Any) -> int:
 
 def preset_row(arch: str, name: str) -> str:
     """Return the start of a preset's table row: name, sizes, number of parameters."""
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
     task = TASKS[name]
     length = [] if task == "translation" else ["--tokens-per-sample", "512"]
     model = configuration(parse(["DATA", "--task", task, "--arch", arch, *length]))

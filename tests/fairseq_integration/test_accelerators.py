@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.optim.adam import FairseqAdamConfig
+from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_batch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -24,7 +25,6 @@ from fairseq_plugins.all_attention.adagrad_with_clip import (
 )
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
-from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_batch
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
+from fairseq_plugins.weighted_transformer.as_written_attention import branch_linear
 from torch import nn
 
 from fairseq_plugins.modules import AttentionHeads, BranchedFeedForward, BranchWeights
-from fairseq_plugins.weighted_transformer.as_written_attention import branch_linear
 from fairseq_plugins.weighted_transformer.layers import FusedAttention
 from tests.gradients import assert_same
 from tests.weighted_transformer.tiny import tiny_as_written

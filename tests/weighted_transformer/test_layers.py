@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
 from torch.nn import functional as F
 
-from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.branch_weights import FoldedLayer
 from fairseq_plugins.weighted_transformer.layers import WeightedAttention, WeightedLinear
 from tests.gradients import assert_same

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.optim.adam import FairseqAdam
+from fairseq_plugins.weighted_transformer.as_written_attention import BranchedFeedForward
 from torch import nn
 
-from fairseq_plugins.weighted_transformer.as_written_attention import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
