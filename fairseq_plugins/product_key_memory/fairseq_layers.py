@@ -74,8 +74,10 @@ class MemoryBuilder:
 
     def __call__(self, number: int) -> FairseqMemory | None:
         """Return the memory of layer ``number``, from 1, or None if it has none."""
-        if number not in self.numbers:
-            return None
+        return self.build() if number in self.numbers else None
+
+    def build(self) -> FairseqMemory:
+        """Return the next memory."""
         options, embed_dim = self.options, self.embed_dim
         widths = "give widths with commas between them, such as 512,512"
         query = QueryNetwork(
@@ -286,8 +288,7 @@ def put_memories(
     cfg = stack.cfg
     for number in builder.numbers:
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer: Any = stack.layers[number - 1]
-        memory: Any = builder(number)
+        layer, memory = stack.layers[number - 1], builder.build()
         if isinstance(layer, TransformerEncoderLayerBase):
             layer = MemoryEncoderLayer(cfg, memory, interleave)
         else:

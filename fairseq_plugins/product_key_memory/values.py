@@ -79,7 +79,7 @@ class Values(nn.Module):
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
         """Add the sparse gradient of ``leaf`` to that of the values."""
         grad, leaf.grad = leaf.grad, None
-        if plain:
+        if plain and not grad.is_meta:
             grad = merge_rows(grad)
         else:
             # torch forgets that it is coalesced
@@ -96,14 +96,14 @@ class Values(nn.Module):
 
     def buffer(self, count: int, like: Tensor) -> Tensor:
         """Return an uninitialised tensor (count, d) with the dtype and width of ``like``."""
-        rows: Any = self.spare
-        self.spare = None
-        fits = rows is not None and (rows.dtype, rows.size(1)) == (like.dtype, like.size(1))
-        if not fits or len(rows) < count:
-            # free the old buffer first; the new one has some room to spare
-            rows = None
-            rows = like.new_empty(min(count + count // 8, len(self.weight)), like.size(1))
-        return rows[:count]
+        rows, self.spare = self.spare, None
+        kind = (like.dtype, like.size(1))
+        if rows is not None and (rows.dtype, rows.size(1)) == kind and len(rows) >= count:
+            return rows[:count]
+        # free the old buffer first; the new one has some room to spare
+        del rows
+        room = min(count + count // 8, len(self.weight))
+        return like.new_empty(room, like.size(1))[:count]
 
 
 def plain_weighted_sum(table: Tensor, rows: Tensor, weights: Tensor, sparse: bool) -> Tensor:

@@ -64,6 +64,8 @@ def test_two_workers_with_a_memory_resume_what_one_learns(data, tmp_path):
     # with validation, before which the pasts of all streams are gathered
     for updates in (2, 4):
         train(data, two, "--max-update", updates, *options, model=(), workers=2)
+    (table,) = (name for name in parameters(two) if name.endswith("values.weight"))
+    assert parameters(two)[table].shape == (64, 16)
     assert_equal(parameters(two), parameters(one), rtol=1e-4, atol=1e-5)
     moments = (
         torch.load(folder / "checkpoint_last.pt", weights_only=True)["last_optimizer_state"]

@@ -40,7 +40,7 @@ def with_spans():
 def with_memory():
     model = tiny_transformer_xl(memory_layers="2", **MEMORY)
     for memory in memories(model):
-        memory.keep_gradient_beside_autograd()
+        memory.values.keep_gradient_beside_autograd()
     return model
 
 
