@@ -44,10 +44,10 @@ class WeightedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in_features) to (…, out_features)."""
         weights, bias = self.weights(), self.bias
-        # Scale what has fewer numbers; with gradients the matrix, since a backward pass would need
+        # Scale what has fewer numbers; in training the matrix, since a backward pass would need
         # the input both scaled and unscaled.
-        scales_input = x.numel() < self.weight.numel() and not torch.is_grad_enabled()
-        if self.weights.top_k is not None or not scales_input:
+        scales_input = not self.training and x.numel() < self.weight.numel()
+        if not scales_input or torch.is_grad_enabled() or self.weights.top_k is not None:
             # only a part of the bias, if only some branches contribute
             bias = (bias * (weights.sum() / self.weights.total)).to(bias.dtype)
         if scales_input:
