@@ -184,7 +184,7 @@ def check_bounds(model):
     for module in model.modules():
         if isinstance(module, BranchWeights):
             weighted.assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
-    for span in getattr(model.decoder, "spans", ()):
+    for span in getattr(model, "learned_spans", list)():
         assert span.value.dtype == torch.float32
         assert ((span.value >= 0) & (span.value <= 1)).all()
 
