@@ -9,6 +9,7 @@ Shapes: N tokens of the text, T tokens of a segment, H heads, E weights of a row
 from __future__ import annotations
 
 import base64
+import json
 import re
 import zlib
 from typing import Any
@@ -22,10 +23,11 @@ from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_unifor
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from scripts.inspect._layers import Reads, record
 
-# how many of a text's weights the page keeps for each token, in all layers and heads
-WEIGHTS_PER_TOKEN = 450
+# how much of the page a token's weights take, in all layers and heads
+BYTES_PER_TOKEN = 1100
 LIKELIEST = 5
 _PIECE = 64  # tokens whose log-probabilities (V,) are computed at once
+_ATTEMPTS = 4  # to fit the weights into the page: their size is known once they are compressed
 _CURVE = 100  # points of a memory's curve
 _LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.(.*)")
 
@@ -140,15 +142,25 @@ class TextReads:
             self.memories[name] = MemoryUsage(len(module.values.weight), slots.size(1))
         self.memories[name].record(slots, weights)
 
+    def _pack_tables(self, room: int) -> dict[str, dict[str, Any]]:
+        """Return the tables by kind and layer, with as many weights as there is room for."""
+        parts = [part for table in self.tables.values() for part in table.weights]
+        weights = np.concatenate(parts or [np.zeros(0)])
+        most = room
+        for _ in range(_ATTEMPTS):
+            least = np.partition(weights, -most)[-most] if len(weights) > most else 0.0
+            tables: dict[str, dict[str, Any]] = {}
+            for (kind, layer), table in self.tables.items():
+                tables.setdefault(kind, {})[layer] = table.packed(least)
+            size = len(json.dumps(tables))
+            if size <= room:
+                break
+            most = max(1, int(0.95 * most * room / size))
+        return tables
+
     def packed(self, num_tokens: int) -> dict[str, Any]:
         """Return all of it for the page."""
-        weights = [part for table in self.tables.values() for part in table.weights]
-        every = np.concatenate(weights) if weights else np.zeros(0)
-        room = WEIGHTS_PER_TOKEN * num_tokens
-        least = np.partition(every, -room)[-room] if len(every) > room else 0.0
-        tables: dict[str, dict[str, Any]] = {}
-        for (kind, layer), table in self.tables.items():
-            tables.setdefault(kind, {})[layer] = table.packed(least)
+        tables = self._pack_tables(BYTES_PER_TOKEN * num_tokens)
         distances = {layer: _by_distance(sums) for layer, sums in self.sums.items()}
         heads = [
             (mean, layer, head)

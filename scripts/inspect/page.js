@@ -4,7 +4,7 @@
 
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
 const number = (x) => (x !== 0 && Math.abs(x) < 0.001 ? x.toExponential(0) : (+x.toPrecision(4)).toLocaleString("en"));
 const range = (length) => Array.from({ length }, (_, i) => i);
 const capped = (x) => Math.min(1, Math.max(0, x));
@@ -25,9 +25,8 @@ async function unpack({ type, data: text }) {
 }
 
 async function unpackAll(value) {
-  if (value === null || typeof value !== "object") return value;
-  if ("type" in value && "data" in value) return unpack(value);
-  for (const name of Object.keys(value)) value[name] = await unpackAll(value[name]);
+  if (value?.type && value.data) return unpack(value);
+  if (typeof value === "object") for (const name in value) value[name] = await unpackAll(value[name]);
   return value;
 }
 
@@ -59,8 +58,6 @@ function neighbour(items, item, key) {
 
 const focusOnly = (item, items) => items.forEach((other) => (other.tabIndex = other === item ? 0 : -1));
 
-// ---------------------------------------------------------------- the text
-
 const state = { mode: "with", selected: null, layer: null, head: 0 };
 let tokens = [], source = []; // elements
 const attention = () => data.reads.tables.source ?? data.reads.tables.tokens ?? {};
@@ -86,8 +83,7 @@ function tokenElements(container, texts, role) {
 }
 
 function paint(element, amount, hue) {
-  element.style.setProperty("--amount", Math.round(75 * capped(amount)));
-  element.style.setProperty("--hue", `var(--${hue})`);
+  element.style.cssText = `--amount:${Math.round(75 * capped(amount))};--hue:var(--${hue})`;
 }
 
 function paintText() {
@@ -157,7 +153,7 @@ function select(index) {
 function showPanel() {
   const { vectors = {}, slots = {} } = data.reads.tables, at = state.selected;
   const parts = at === null
-    ? [make("h2", {}, "What a token read"), note("Choose a token of the text.")]
+    ? [make("h2", {}, "What a token read"), note("Choose a token of the text, such as one of these:"), ...remarkable()]
     : [make("h2", {}, "To predict ", symbol(textOf(at))), note(`${describe(at)}, after “…${before(at)}”`)];
   const reads = (tables, act) => Object.entries(at === null ? {} : tables).forEach(([layer, table]) => parts.push(...act(table, layer)));
   if (Object.keys(attention()).length) {
@@ -177,7 +173,7 @@ function attentionList() {
     return [make("span", {}, symbol(text), where), bar(weight), percent(weight)];
   });
   const sum = entries.reduce((total, { weight }) => total + weight, 0);
-  const shown = `The page has ${entries.length} weights of this head here, ${percent(capped(sum))} of its attention.`;
+  const shown = `The page keeps large weights: here ${percent(capped(sum))} of this head's attention.`;
   const heading = make("h3", {}, `Tokens that layer ${state.layer}, head ${state.head + 1} read`);
   return [heading, make("div", { class: "rows", id: "read" }, ...rows), note(shown)];
 }
@@ -200,12 +196,20 @@ function otherUsers(table, heads, index) {
   const uses = tokens.flatMap((_, token) => heads.flatMap((head) =>
     rowOf(table, token, head).filter((entry) => entry.index === index && token !== state.selected)
       .map(({ weight }) => ({ token, weight }))));
-  const best = uses.sort((a, b) => b.weight - a.weight).slice(0, 8).map(({ token, weight }) => {
-    const button = make("button", { type: "button" }, before(token), symbol(textOf(token)), ` ${percent(weight)}`);
-    button.onclick = () => { select(token); tokens[token].focus(); };
-    return button;
-  });
+  const best = uses.sort((a, b) => b.weight - a.weight).slice(0, 8).map(({ token, weight }) => choice(token, percent(weight)));
   return best.length ? best : [note("No other token of this text.")];
+}
+
+function choice(token, figure) {
+  const button = make("button", { type: "button", class: "choice" }, before(token), symbol(textOf(token)), ` ${figure}`);
+  button.onclick = () => { select(token); tokens[token].focus(); };
+  return button;
+}
+
+// the tokens that the chosen mode colours most
+function remarkable() {
+  const amount = (i) => (state.mode === "difference" ? bits(i, "without") - bits(i, "with") : bits(i, state.mode));
+  return range(tokens.length).sort((a, b) => amount(b) - amount(a)).slice(0, 6).map((i) => choice(i, `${amount(i).toFixed(1)} bits`));
 }
 
 function headGrid() {
@@ -256,8 +260,6 @@ function showText() {
   select(null);
   chooseHead(...data.reads.first);
 }
-
-// ---------------------------------------------------------------- figures
 
 function ticks(least, most, log) {
   const powers = range(40).map((i) => 10 ** (i - 20)).filter((x) => x >= least * 0.999 && x <= most * 1.001);
@@ -357,9 +359,9 @@ function showHead() {
     const names = data.source.map((text) => make("th", {}, make("span", {}, written(text))));
     return $("matrix").replaceChildren(make("tr", {}, make("th"), ...names), ...rows);
   }
-  const distances = data.reads.distances[state.layer];
-  if (!distances) return;
-  const y = [...distances.weight.subarray(state.head * distances.longest, (state.head + 1) * distances.longest)];
+  const { weight, longest } = data.reads.distances[state.layer] ?? {};
+  if (!weight) return;
+  const y = [...weight.subarray(state.head * longest, (state.head + 1) * longest)];
   const title = `layer ${state.layer}, head ${state.head + 1}`;
   const series = [{ name: "weight", x: range(y.length), y, colour: 0 }];
   $("head").replaceChildren(lineChart({ title, series, xLabel: "distance", yLabel: "mean weight", yLog: true }));

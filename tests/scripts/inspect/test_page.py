@@ -1,6 +1,7 @@
 """The page in a real browser: it shows what the model computes, by mouse and by keyboard."""
 
 import math
+import re
 import shutil
 import time
 
@@ -9,6 +10,7 @@ import torch
 
 from fairseq_plugins import load
 from scripts.inspect import __main__ as inspect
+from scripts.inspect._layers import record
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models, write_page
 
 pytest.importorskip("selenium", reason="selenium is not installed")
@@ -63,14 +65,23 @@ def show(driver, pages):
     def open_page(name, width=1280):
         driver.set_window_size(width, 900)
         driver.get(pages[name].as_uri())
-        ends = time.monotonic() + PATIENCE
-        while driver.execute_script("return document.documentElement.dataset.height") is None:
-            assert time.monotonic() < ends, driver.get_log("browser")
-            time.sleep(0.05)
+        wait_for(
+            lambda: driver.execute_script("return document.documentElement.dataset.height"),
+            lambda: driver.get_log("browser"),
+        )
         return driver
 
     yield open_page
     assert driver.get_log("browser") == []
+
+
+def wait_for(condition, explain=lambda: None):
+    """Return what ``condition`` returns as soon as it is true."""
+    ends = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < ends, explain()
+        time.sleep(0.05)
+    return value
 
 
 def all_of(page, selector):
@@ -142,8 +153,7 @@ def test_the_switch_shows_losses_without_the_past(show, folder):
 
 def test_a_token_is_reached_and_selected_by_keyboard(show):
     page = show("recurrent")
-    ends = time.monotonic() + PATIENCE
-    while focused(page).get_attribute("role") != "option" and time.monotonic() < ends:
+    while focused(page).get_attribute("role") != "option":
         focused(page).send_keys(Keys.TAB)
     focused(page).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     focused(page).send_keys(Keys.END)
@@ -166,32 +176,38 @@ def test_a_token_is_reached_and_selected_by_keyboard(show):
     assert selected(page) == []
 
 
-def test_a_click_shows_the_tokens_that_were_read(show):
+def test_a_click_shows_the_tokens_that_were_read(show, folder):
+    loaded = load(folder / "recurrent.pt", folder / "text")
+    weights = {}
+
+    def see(name, module, reads):
+        # of token 20, which is the fifth of its segment
+        weights[name] = reads.keys[:, 0, 4].flip(-1)
+
+    source = torch.tensor([2, *loaded._tokens("test")[:24].astype("int64")])[None]
+    past = None
+    with record(loaded.model, see):
+        for start in (0, 8, 16):
+            _, past = loaded.model.decoder.read(source[:, start : start + 8], past)
     page = show("recurrent")
     tokens(page)[20].click()
     assert selected(page) == [20]
-    read = all_of(page, "#read .symbol")
-    assert read
-    distances = [int(note.text.split()[-1]) for note in all_of(page, "#read .note")]
-    # a segment of 8 tokens has 4 before this one, and the past 5 more
-    assert all(0 <= distance <= 4 + 5 for distance in distances)
-    for symbol, distance in zip(read, distances, strict=True):
-        assert symbol.text == tokens(page)[19 - distance].text.strip()
-    shares = [float(cell.text.removesuffix(" %")) for cell in cells_after_bars(page)]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) == pytest.approx(100, abs=3)
+    label = all_of(page, "[role=radio][aria-checked=true]")[0].get_attribute("aria-label")
+    layer, head = map(int, re.match(r"layer (\d+), head (\d+)", label).groups())
+    # keys from the last of the segment, distance -3, to the first of the past
+    expected = weights[f"decoder.network.layers.{layer - 1}.self_attn"][head - 1][3:]
+    best = expected.topk(8)
+    notes = [note.text for note in all_of(page, "#read .note")]
+    assert notes == [f"distance {distance}" for distance in best.indices.tolist()]
+    symbols = [symbol.text for symbol in all_of(page, "#read .symbol")]
+    assert symbols == [tokens(page)[19 - d].text.strip() for d in best.indices.tolist()]
+    widths = [
+        float(re.search(r"[\d.]+", bar.get_attribute("style"))[0])
+        for bar in all_of(page, "#read .bar > i")
+    ]
+    assert widths == pytest.approx((100 * best.values).tolist(), abs=0.3)
     tokens(page)[20].click()
     assert selected(page) == []
-
-
-def cells_after_bars(page):
-    # text nodes: wrap them, as selenium finds elements only
-    page.execute_script(
-        "for (const node of [...document.querySelector('#read').childNodes])"
-        " if (node.nodeType === 3) { const cell = document.createElement('b');"
-        " node.replaceWith(cell); cell.append(node); }"
-    )
-    return all_of(page, "#read > b")
 
 
 @pytest.mark.parametrize(("name", "thing"), [("spans", "vector"), ("streams", "slot")])
@@ -200,9 +216,7 @@ def test_other_tokens_that_use_a_vector_or_slot_can_be_chosen(show, name, thing)
     tokens(page)[20].click()
     summaries = [x for x in all_of(page, "#panel summary") if x.text.startswith(thing)]
     summaries[0].send_keys(Keys.ENTER)
-    users = all_of(page, "#panel details[open] button")
-    assert users
-    users[0].click()
+    wait_for(lambda: all_of(page, "#panel details[open] button"))[0].click()
     (other,) = selected(page)
     assert other != 20
     assert focused(page).get_attribute("data-index") == str(other)
