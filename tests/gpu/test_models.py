@@ -183,7 +183,7 @@ def check_bounds(model):
     """Check that spans, κ and α are in single precision and within their bounds."""
     for module in model.modules():
         if isinstance(module, BranchWeights):
-            weighted.assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
+            weighted.assert_on_simplex(module.learned().detach().cpu())
     for span in getattr(model, "learned_spans", list)():
         assert span.value.dtype == torch.float32
         assert ((span.value >= 0) & (span.value <= 1)).all()
