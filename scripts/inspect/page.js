@@ -12,7 +12,7 @@ const capped = (x) => Math.min(1, Math.max(0, x));
 function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "path", "line", "text"].includes(tag);
   const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  for (const name in attributes) node.setAttribute(name, attributes[name]);
   node.append(...children);
   return node;
 }
@@ -49,8 +49,7 @@ function neighbour(items, item, key) {
   if (key !== "ArrowUp" && key !== "ArrowDown") return undefined;
   // the nearest item of the next line
   const [side, way] = key === "ArrowUp" ? [items.slice(0, at).reverse(), -1] : [items.slice(at + 1), 1];
-  const place = (node) => node.getClientRects()[0];
-  const from = place(item);
+  const place = (node) => node.getClientRects()[0], from = place(item);
   const below = side.filter((node) => way * (place(node).top - from.top) > 4);
   const line = below.filter((node) => Math.abs(place(node).top - place(below[0]).top) < 4);
   return line.sort((a, b) => Math.abs(place(a).left - from.left) - Math.abs(place(b).left - from.left))[0];
@@ -173,9 +172,8 @@ function attentionList() {
     return [make("span", {}, symbol(text), where), bar(weight), percent(weight)];
   });
   const sum = entries.reduce((total, { weight }) => total + weight, 0);
-  const shown = `The page keeps large weights: here ${percent(capped(sum))} of this head's attention.`;
-  const heading = make("h3", {}, `Tokens that layer ${state.layer}, head ${state.head + 1} read`);
-  return [heading, make("div", { class: "rows", id: "read" }, ...rows), note(shown)];
+  const heading = make("h3", {}, `Tokens that layer ${state.layer}, head ${state.head + 1} read`), list = { class: "rows", id: "read" };
+  return [heading, make("div", list, ...rows), note(`The page keeps large weights: here ${percent(capped(sum))} of this head's attention.`)];
 }
 
 // the strongest vectors or slots of the token, each with the tokens that use it most
@@ -378,9 +376,9 @@ function showCharts(by) {
 
 function setUpTheme(draw) {
   const media = matchMedia("(prefers-color-scheme: dark)"), { style } = document.documentElement;
-  const dark = () => (style.colorScheme || (media.matches ? "dark" : "light")) === "dark";
+  const dark = () => (style.colorScheme ? style.colorScheme === "dark" : media.matches);
   const update = () => { $("theme").textContent = dark() ? "Light" : "Dark"; draw(); };
-  $("theme").addEventListener("click", () => { style.colorScheme = dark() ? "light" : "dark"; update(); });
+  $("theme").onclick = () => { style.colorScheme = dark() ? "light" : "dark"; update(); };
   media.onchange = update;
   update();
 }
@@ -394,8 +392,7 @@ async function show() {
   setUpTheme(draw);
   // for --picture: one figure alone, and its height
   const figure = $(new URLSearchParams(location.search).get("figure"));
-  document.body.classList.toggle("picture", figure !== null);
-  figure?.classList.add("only");
+  if (figure) [document.body.className, figure.className] = ["picture", "only"];
   document.documentElement.dataset.height = figure ? Math.ceil(figure.getBoundingClientRect().height) : 0;
 }
 
