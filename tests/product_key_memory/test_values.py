@@ -195,3 +195,14 @@ def test_the_memory_of_a_gradient_is_taken_again_if_it_is_large_enough():
 
 def gradient(grads):
     return rows_as_gradient(torch.arange(len(grads)), grads, torch.Size([100, WIDTH]))
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_gradients_of_weights_in_pieces_are_those_of_the_formula(monkeypatch, reads):
+    """So they are computed in bfloat16 on an accelerator."""
+    monkeypatch.setattr(values, "TOKENS_AT_A_TIME", 2)
+    rows = torch.as_tensor(READS[reads])
+    table, weights, slope = draw(TABLE, WIDTH), draw(*rows.shape), draw(len(rows), WIDTH).detach()
+    values._SumRows.apply(table.detach(), rows, weights).backward(slope)
+    (expected,) = torch.autograd.grad((weights.unsqueeze(-1) * table[rows]).sum(1), weights, slope)
+    torch.testing.assert_close(weights.grad, expected)
