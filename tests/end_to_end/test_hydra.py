@@ -24,7 +24,7 @@ MEMORY = {"slots": 64, "knn": 4, "query_dim": 8, "layers": "2"}
 TINY = {
     "transformer_xl/enwik8_base": (
         "segment_language_modeling",
-        NARROW | {"model.decoder_ffn_embed_dim": 8, "task.tokens_per_sample_valid": 8},
+        NARROW | {"model.decoder_ffn_embed_dim": 8},
     ),
     "all_attention/enwik8_small": (
         "segment_language_modeling",
