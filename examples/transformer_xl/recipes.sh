@@ -41,9 +41,11 @@ Differences from the sources:
   gradient, the source clips parts. With same_length a token sees as many tokens as the memory has,
   in the source one more. We score the checkpoint with the lowest validation loss, the source the
   one with the lowest test loss.
-- ptb: weight decay is not part of the gradient. train runs 125 epochs of 1,372 segments. finish
-  continues to 175 at the last learning rate and averages the weights at the ends of those 50 epochs
-  (15 GB). The constant rate and the choice of weights are our reading.
+- ptb: variational dropout and averaging, as in the paper's text. The author's run also had segments
+  of random lengths, AWD-LSTM's penalties and a softmax temperature. Weight decay is not part of the
+  gradient. train runs 125 epochs of 1,328 segments. finish continues to 175 at the last learning
+  rate and averages the weights at the ends of those 50 epochs (15 GB). The constant rate and the
+  choice of weights are our reading.
 END
 }
 
@@ -71,15 +73,14 @@ recipe() {
     esac
     case $name in
     enwik8_base | enwik8_18l | text8_base)
-        training=("${pytorch[@]}" --tokens-per-sample 512 --batch-size 22 --max-update 400000
-            --tokens-per-sample-valid 128)
+        training=("${pytorch[@]}" --tokens-per-sample 512 --batch-size 22 --max-update 400000)
         evaluation=(--tokens-per-sample 80 --batch-size 10
             --model-overrides "{'mem_len': 2100, 'clamp_len': 820, 'same_length': True}")
         ;;
     enwik8_large | text8_large)
         training=("${tensorflow[@]}" "${rate[@]}" --tokens-per-sample 768 --batch-size 64
             --warmup-updates 4000 --max-update 400000
-            --batch-size-valid 16 --tokens-per-sample-valid 128)
+            --batch-size-valid 16)
         evaluation=(--tokens-per-sample 128 --batch-size 16
             --model-overrides "{'mem_len': 3800, 'clamp_len': 1000, 'same_length': True}")
         ;;
@@ -98,7 +99,7 @@ recipe() {
     wt103_large)
         training=("${tensorflow[@]}" "${rate[@]}" "${words[@]}" --untie-r --init-std 0.005
             --tokens-per-sample 384 --batch-size 128 --warmup-updates 16000 --max-update 4000000
-            --batch-size-valid 8 --tokens-per-sample-valid 128)
+            --batch-size-valid 8)
         evaluation=(--tokens-per-sample 128 --batch-size 16
             --model-overrides "{'mem_len': 1600, 'clamp_len': 1000, 'same_length': True}")
         ;;
@@ -118,15 +119,13 @@ recipe() {
             --model-overrides "{'mem_len': 128, 'same_length': True}")
         ;;
     ptb)
-        training=(--tokens-per-sample 70 --segment-jitter 5 --extended-context 70 --batch-size 10
-            --optimizer adam --weight-decay 1.2e-6 --clip-norm 0.25
-            --criterion segment_loss --activation-penalty 0.2 --temporal-penalty 0.1)
+        training=(--tokens-per-sample 70 --extended-context 70 --batch-size 10
+            --optimizer adam --weight-decay 1.2e-6 --clip-norm 0.25)
         first=(--lr 0.0003 --min-lr 0.0001 --lr-scheduler cosine --warmup-updates 3000
-            --max-epoch 125 --max-update 171500 --no-epoch-checkpoints)
+            --max-epoch 125 --max-update 166000 --no-epoch-checkpoints)
         last=(--lr 0.0001 --lr-scheduler fixed --max-epoch 175 --keep-last-epochs 50)
         averaged=50 scored=checkpoint_average.pt
-        evaluation=(--tokens-per-sample 10 --extended-context 130 --softmax-temperature 1.08
-            --batch-size 1)
+        evaluation=(--tokens-per-sample 10 --extended-context 130 --batch-size 1)
         ;;
     english_characters)
         preparation=(text --unit characters)
