@@ -67,6 +67,8 @@ def load(paper: str, name: str) -> Options:
     parents = recipes[name].get("extends", [])
     for parent in [parents] if isinstance(parents, str) else parents:
         recipe = merge(recipe, load(paper, parent))
+    for own in ("what", "published", "parameters"):
+        recipe.pop(own, None)
     return merge(recipe, recipes[name])
 
 
@@ -313,7 +315,7 @@ def print_list() -> None:
         recipes = {name: load(paper, name) for name in read(paper)["recipes"] if name[0] != "_"}
         width = max(map(len, recipes)) + len(paper) + 1
         for name, recipe in recipes.items():
-            facts = [recipe["what"], recipe.get("published") and f"published {recipe['published']}"]
+            facts = [recipe.get("what"), recipe.get("published") and f"published {recipe['published']}"]
             facts += [recipe.get("parameters") and f"{int(recipe['parameters']) / 1e6:,.1f}M"]
             facts += [recipe.get("gib") and f"GiB {recipe['gib']}"]
             print(f"{f'{paper}/{name}':{width}}  {'; '.join(filter(None, facts))}")

@@ -66,10 +66,10 @@ def option(name, *more, action="train"):
 
 @pytest.mark.parametrize("paper", recipe.PAPERS)
 def test_each_recipe_builds_the_model_that_it_names(paper):
-    """Recipes that only train in another way share the model of the recipe that they extend."""
     for name in (name for each, name in NAMES if each == paper):
-        stated = int(recipe.load(paper, name)["parameters"])
-        assert count(paper, name) == stated == ORIGINALS.get(f"{paper}/{name}", stated), name
+        built, stated = count(paper, name), recipe.load(paper, name).get("parameters")
+        assert stated is None or built == int(stated), name
+        assert built == ORIGINALS.get(f"{paper}/{name}", built), name
 
 
 @pytest.mark.parametrize("paper", recipe.PAPERS)
