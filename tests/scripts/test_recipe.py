@@ -19,10 +19,7 @@ from scripts import recipe
 from scripts._recipe_results import results_table
 from scripts.docs.tables import parse
 from scripts.evaluate import translation
-from tests.end_to_end.commands import PLUGIN
-from tests.end_to_end.commands import run as run_command
 from tests.recipes import HYDRA, NAMES, count
-from tests.scripts.evaluate.saved_models import write_text
 
 pytestmark = pytest.mark.filterwarnings(HYDRA, "ignore:[\\s\\S]*version_base:UserWarning")
 
@@ -285,38 +282,3 @@ def test_the_configuration_for_hydra_says_what_the_command_does(name, tmp_path):
         **model,
         "_name": values(expected, "model")["_name"],
     }
-
-
-@pytest.mark.slow
-def test_each_kind_of_action_runs(tmp_path, monkeypatch):
-    def run(command, log=None):
-        command = [PLUGIN if word == "fairseq_plugins" else word for word in command]
-        name, arguments = (
-            (command[2], command[3:]) if command[0] == "python" else (command[0], command[1:])
-        )
-        printed = run_command(name, *arguments)
-        if log:
-            log.write_text(printed)
-
-    monkeypatch.setattr(recipe, "run", run)
-    data, checkpoints = tmp_path / "data", tmp_path / "checkpoints"
-    text = tmp_path / "text"
-    for split in ("train", "valid", "test"):
-        write_text(data / "bin", 300, split)
-        text.mkdir(exist_ok=True)
-        (text / f"{split}.txt").write_text("a line of text\n" * 20)
-    small = (
-        "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 --cpu "
-        "--decoder-ffn-embed-dim 16 --tokens-per-sample 10 --extended-context 4 --batch-size 4 "
-        "--num-workers 0 --max-epoch"
-    ).split()
-    name, places = "transformer_xl/ptb", [str(data), str(checkpoints)]
-    assert recipe.main([name, "train", *places, *small, "2"]) == 0
-    assert recipe.main([name, "finish", *places, *small, "52"]) == 0
-    assert recipe.main([name, "evaluate", *places, "--cpu"]) == 0
-    row = results_table(tmp_path).splitlines()[-1]
-    assert re.search(r" \d+\.\d\d ppl +\| +\d+\.\d\d ppl ", row)
-    prepared = tmp_path / "prepared"
-    line = ["transformer_xl/english_characters", "prepare", str(prepared), "--input", str(text)]
-    assert recipe.main([*line, "--workers", "1"]) == 0
-    assert (prepared / "bin/train.idx").exists()
