@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from benchmarks.kernels import attention_case, search_case
+from benchmarks.kernels import attention_case, keys_case, search_case
 from benchmarks.language_models import Reading, all_attention_case, transformer_xl_case
 from benchmarks.measure import EVALUATION, MODES, PUBLISHED, TRAINING, Case, Setting, peak_memory
 from benchmarks.product_key_memory import memory_case
@@ -61,6 +61,7 @@ def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Ca
         ),
         attention_case(streams, 512, 1024, compiled=on_gpu),
         search_case(512**2, 2048),
+        *(keys_case(slots, 512) for slots in (128**2, 384**2)),
     ]
 
 
@@ -86,6 +87,7 @@ def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
         *(translation_case("small", mode, 4, "Weighted Transformer, small size") for mode in MODES),
         attention_case(1, 64, 128),
         search_case(64**2, 256),
+        keys_case(64**2, 64),
     ]
 
 

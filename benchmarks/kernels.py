@@ -80,21 +80,48 @@ def attention_case(streams: int, queries: int, keys: int, compiled: bool = False
 def search_case(slots: int, tokens: int) -> Case:
     """Return a case of the search in a memory, query network included, without gradients."""
 
-    def build(search: str, setting: Setting) -> Work:
-        memory = ProductKeyMemory(512, slots, heads=4, knn=32, value_dim=1, search=search)
+    def build(kernel: str, setting: Setting) -> Work:
+        memory = ProductKeyMemory(512, slots, heads=4, knn=32, value_dim=1, kernel=kernel)
         memory = setting.prepare(memory)
-        x = torch.randn(tokens, 512).to(memory.values)
+        x = torch.randn(tokens, 512).to(memory.values.weight)
 
         def turn() -> Tensor:
             with setting.precision(training=False):
-                return memory.keys(memory.query_network(x), memory.knn)[0]
+                return memory.keys(memory.query(x), memory.knn)[0]
 
         return Work(turn, turn)
 
     models = {
-        "fast": Model(partial(build, "torch")),
+        "fast": Model(partial(build, "fast")),
         "plain": Model(partial(build, "plain"), same=True),
     }
     name = f"search among {slots:,} slots, 4 heads"
     # of nearly equal scores at the last rank, either may be found
     return Case("kernels", name, EVALUATION, tokens, models, tolerance=1e-5, min_agreement=0.99)
+
+
+def keys_case(slots: int, tokens: int) -> Case:
+    """Return a case of product keys against flat keys, query network included, without gradients.
+
+    Flat keys are searched with faiss where it is installed, and with ``matmul`` and ``topk``.
+    """
+
+    def build(keys: str, kernel: str, setting: Setting) -> Work:
+        memory = ProductKeyMemory(
+            512, slots, heads=4, knn=32, value_dim=1, keys=keys, kernel=kernel
+        )
+        memory = setting.prepare(memory)
+        x = torch.randn(tokens, 512).to(memory.values.weight)
+
+        def turn() -> Tensor:
+            with setting.precision(training=False):
+                return memory.keys(memory.query(x), memory.knn)[0]
+
+        return Work(turn, turn)
+
+    models = {
+        "product keys": Model(partial(build, "product", "fast")),
+        "flat keys": Model(partial(build, "flat", "fast")),
+        "flat keys, topk": Model(partial(build, "flat", "plain")),
+    }
+    return Case("kernels", f"keys of {slots:,} slots, 4 heads", EVALUATION, tokens, models)

@@ -34,11 +34,11 @@ class PlainMemory(nn.Module):
 
     def __init__(self, memory: ProductKeyMemory, sparse: bool) -> None:
         super().__init__()
-        self.query_network = copy.deepcopy(memory.query_network.layers)
+        self.query_network = copy.deepcopy(memory.query.layers)
         # (H, 2, n, d_q/2)
         self.subkeys = nn.Parameter(memory.keys.subkeys.detach().clone())
         self.values = nn.EmbeddingBag.from_pretrained(
-            memory.values.detach(), freeze=False, mode="sum", sparse=sparse
+            memory.values.weight.detach(), freeze=False, mode="sum", sparse=sparse
         )
         self.knn = memory.knn
 
@@ -64,7 +64,7 @@ class LucidrainsMemory(nn.Module):
         super().__init__()
         from product_key_memory import PKM
 
-        slots, heads = len(memory.values), memory.keys.subkeys.size(0)
+        slots, heads = len(memory.values.weight), memory.heads
         sizes = {"num_keys": math.isqrt(slots), "topk": memory.knn, "heads": heads}
         self.layer = PKM(WIDTH, dim_head=QUERY_WIDTH // 2, **sizes)
         self.values = self.layer.values
@@ -76,9 +76,9 @@ class LucidrainsMemory(nn.Module):
 
 def our_optimizers(memory: ProductKeyMemory) -> list[Optimizer]:
     """Return an Adam for the rows that were read and for all other weights."""
-    memory.keep_gradient_beside_autograd()
+    memory.values.keep_gradient_beside_autograd()
     learned = [weight for weight in memory.parameters() if weight.requires_grad]
-    return [AdamWithMemory(learned, [memory.table], MEMORY_RATE, **RATES)]
+    return [AdamWithMemory(learned, [memory.values], MEMORY_RATE, **RATES)]
 
 
 def their_optimizers(module: nn.Module, sparse: bool = False) -> list[Optimizer]:

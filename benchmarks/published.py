@@ -243,7 +243,7 @@ class PublishedMemory(nn.Module):
         self, memory_class: type[nn.Module], memory: ProductKeyMemory, sparse: bool
     ) -> None:
         super().__init__()
-        (linear,) = memory.query_network.layers
+        (linear,) = memory.query.layers
         heads, _, keys, half = memory.keys.subkeys.shape
         parser = argparse.ArgumentParser()
         memory_class.register_args(parser)
@@ -254,13 +254,13 @@ class PublishedMemory(nn.Module):
         memory_class.check_params(params)
         # otherwise inference copies its reads to the CPU, for statistics
         memory_class.EVAL_MEMORY = False
-        self.memory = memory_class.build(linear.in_features, memory.values.size(1), params)
+        self.memory = memory_class.build(linear.in_features, memory.values.weight.size(1), params)
         self.memory.to(linear.weight)
         with torch.no_grad():
             self.memory.keys.copy_(memory.keys.subkeys)
         self.memory.query_proj.query_mlps[0].load_state_dict(linear.state_dict())
         self.values = self.memory.values
-        self.values.weight = nn.Parameter(memory.values.detach())
+        self.values.weight = nn.Parameter(memory.values.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` (N, d) to (N, d)."""

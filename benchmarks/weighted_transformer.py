@@ -1,4 +1,4 @@
-"""Compare both readings of the Weighted Transformer with fairseq's transformer of the same size.
+"""Compare both variants of the Weighted Transformer with fairseq's transformer of the same size.
 
 The authors published no code.
 """
@@ -64,7 +64,7 @@ def translation_case(size: str, mode: str, sentences: int, title: str) -> Case:
 
 
 def build_model(name: str, size: tuple[int, ...], dictionary: Dictionary) -> TransformerModel:
-    """Return a reading of the Weighted Transformer, or fairseq's transformer."""
+    """Return a variant of the Weighted Transformer, or fairseq's transformer."""
     names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
     args = argparse.Namespace(
         **{f"encoder_{name}": number for name, number in zip(names, size, strict=True)},

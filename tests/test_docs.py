@@ -52,11 +52,13 @@ def test_the_table_of_the_commands_is_what_is_there():
     rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
     assert len(rows) == len(dict(rows))
     # files and folders that begin with _ are parts of commands
+    scripts = ROOT / "scripts"
+    paths = [*scripts.glob("[!_]*/[!_]*.py"), *scripts.glob("[!_]*/__main__.py")]
     assert dict(rows) == {
-        f"`python -m scripts.{path.parent.name}.{path.stem}`": ast.get_docstring(
-            ast.parse(path.read_text(encoding="utf-8"))
-        ).splitlines()[0]
-        for path in (ROOT / "scripts").glob("[!_]*/[!_]*.py")
+        f"`python -m scripts.{path.parent.name}.{path.stem}`".replace(".__main__", ""): (
+            ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).splitlines()[0]
+        )
+        for path in paths
     }
 
 

@@ -1,11 +1,14 @@
-"""Subpackages import in one direction; layers know no options. Sources are parsed, not imported."""
+"""Subpackages import in one direction; layers know no options; models import what they need."""
 
 import ast
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
-from tests.end_to_end.commands import PLUGIN, ROOT
+from tests.end_to_end.commands import PLUGIN, ROOT, environment
 
 # the other subpackages that each subpackage may import from
 PACKAGES = {
@@ -13,8 +16,8 @@ PACKAGES = {
     "product_key_memory": {"fairseq_integration"},
     "weighted_transformer": {"fairseq_integration"},
     "segment_language_model": {"product_key_memory", "fairseq_integration"},
-    "transformer_xl": {"segment_language_model", "product_key_memory", "fairseq_integration"},
-    "all_attention": {"segment_language_model", "product_key_memory", "fairseq_integration"},
+    "transformer_xl": {"segment_language_model", "fairseq_integration"},
+    "all_attention": {"segment_language_model", "fairseq_integration"},
     "python_interface": {"segment_language_model", "fairseq_integration"},
 }
 OPTION = re.compile(r"--[a-z]")
@@ -71,3 +74,23 @@ def test_a_layer_knows_no_fairseq_and_names_no_option(file):
     assert not [name for name in imported(file) if name.split(".")[0] in ("fairseq", "omegaconf")]
     texts = [node.value for node in statements(file) if isinstance(node, ast.Constant)]
     assert not [text for text in texts if isinstance(text, str) and OPTION.search(text)]
+
+
+def modules_after(*names):
+    """Return the modules of a fresh Python that imports these one after another."""
+    script = f"import sys, json, {', '.join(names)}; print(json.dumps(sorted(sys.modules)))"
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_layers_import_no_fairseq():
+    imported = {name.split(".")[0] for name in modules_after("fairseq_plugins.modules")}
+    assert not imported & {"fairseq", "fairseq_cli", "omegaconf", "hydra"}
+
+
+@pytest.mark.parametrize("paper", ["transformer_xl", "all_attention"])
+def test_a_segment_model_imports_no_other_paper(paper):
+    imported = modules_after(f"fairseq_plugins.{paper}.model")
+    rooms = {name.split(".")[1] for name in imported if name.startswith("fairseq_plugins.")}
+    assert rooms == {paper, "segment_language_model", "fairseq_integration"}

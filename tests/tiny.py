@@ -10,7 +10,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.streams import StreamPasts
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 
 VOCABULARY = 20
@@ -44,6 +44,17 @@ def tiny_task(**more) -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary(), **more)
 
 
+class StreamTask(SimpleNamespace):
+    """A stand-in for the task of segment models."""
+
+    reads_streams = True
+
+
+def stream_task(**more) -> StreamTask:
+    """Return a stand-in for a task whose batches carry the pasts of streams."""
+    return StreamTask(source_dictionary=dictionary(), target_dictionary=dictionary(), **more)
+
+
 def segment_loss(task=None, **options) -> SegmentLoss:
     """Build the loss of segment models with these options, averaged over tokens."""
     cfg = SegmentLossConfig(**{"sentence_avg": False, **options})
@@ -54,14 +65,14 @@ def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
     """Build an all-attention model of 3 layers, d 16, 2 heads, N 5, span 6, without dropout."""
     values = {**SIZES, "persistent_vectors": 5, "attention_span": 6, **SEGMENTS, **options}
     torch.manual_seed(seed)
-    return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), tiny_task())
+    return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), stream_task())
 
 
 def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
     """Build a Transformer-XL of 3 layers, d 16, 2 heads, f 24, recurrence 8, without dropout."""
     values = {**SIZES, "decoder_ffn_embed_dim": 24, "init_std": 0.2, **SEGMENTS, **options}
     torch.manual_seed(seed)
-    return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), tiny_task())
+    return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), stream_task())
 
 
 def translation_arguments(**options) -> Namespace:
@@ -93,19 +104,18 @@ def text(length: int) -> np.ndarray:
     return np.array([4 + i % 16 for i in range(length)], dtype=np.uint16)
 
 
-def scores_by_segment(model, stream, length, mode=torch.no_grad, recurrence=None) -> torch.Tensor:
-    """Return scores of a stream (B, T) in segments of ``length``; ``recurrence`` is new by default.
+def scores_by_segment(model, stream, length, mode=torch.no_grad, pasts=None) -> torch.Tensor:
+    """Return scores (B, T, V) of streams (B, T) in segments of ``length``, from empty ``pasts`` on.
 
     Without gradients, the model is in evaluation mode, in which layers keep keys and values.
     """
-    recurrence, training = recurrence or Recurrence(), model.training
+    pasts, training = pasts or StreamPasts(), model.training
     parts = []
     model.train(training and mode is not torch.no_grad)
     with mode():
         for start in range(0, stream.size(1), length):
-            parts.append(
-                model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
-            )
+            segment = stream[:, start : start + length]
+            parts.append(model(segment, pasts=pasts, start=start)[0])
     model.train(training)
     return torch.cat(parts, dim=1)
 
@@ -114,5 +124,5 @@ def spread_spans(model: AllAttentionLanguageModel, seed: int = 3) -> None:
     """Give each head of a model a span of its own."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for span in model.decoder.spans:
+        for span in model.learned_spans():
             span.value.copy_(torch.rand(span.value.shape, generator=generator))

@@ -1,7 +1,9 @@
 """Train a small Transformer-XL on the characters of a text, in plain PyTorch.
 
-Parallel streams of the text are read segment by segment. Each block keeps a memory of the segment
-before, as `docs/layers.md` tells.
+The text is read as parallel streams, segment by segment. The network returns the past of the next
+segment with each, as `docs/layers.md` tells.
+
+Shapes: B streams, T characters of a segment, V symbols.
 """
 
 from __future__ import annotations
@@ -15,29 +17,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.modules import TransformerXLBlock
+from fairseq_plugins.modules import Past, TransformerXL
 
 
 class LanguageModel(nn.Module):
-    """Blocks between an embedding and a linear output."""
+    """A Transformer-XL between an embedding and a linear output."""
 
-    def __init__(
-        self, symbols: int, width: int = 64, heads: int = 4, blocks: int = 2, mem_len: int = 64
-    ) -> None:
+    def __init__(self, symbols: int, width: int = 64) -> None:
         super().__init__()
         self.embedding = nn.Embedding(symbols, width)
-        self.blocks = nn.ModuleList(
-            TransformerXLBlock(width, heads, 2 * width, mem_len, dropout=0.1) for _ in range(blocks)
+        self.network = TransformerXL(
+            num_layers=2, embed_dim=width, num_heads=4, ffn_dim=2 * width, mem_len=64, dropout=0.1
         )
         self.output = nn.Linear(width, symbols)
 
-    def forward(self, tokens: Tensor, memories: list | None = None) -> tuple[Tensor, list]:
-        """Return scores (B, T, V) for tokens (B, T), and each block's memory for the next ones."""
-        x, kept = self.embedding(tokens), []
-        for block, memory in zip(self.blocks, memories or [None] * len(self.blocks), strict=True):
-            x, memory = block(x, memory)
-            kept.append(memory)
-        return self.output(x), kept
+    def forward(self, tokens: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
+        """Return scores (B, T, V) for tokens (B, T), and the past of the next ones."""
+        y, past = self.network(self.embedding(tokens), past)
+        return self.output(y), past
 
 
 def train(text: str, updates: int, streams: int = 8, segment: int = 64) -> list[float]:
@@ -45,8 +42,8 @@ def train(text: str, updates: int, streams: int = 8, segment: int = 64) -> list[
 
     Args:
         text: what is learned.
-        updates: how many segments are read; the text is begun again where it ends.
-        streams: how many parts of the text are read side by side.
+        updates: number of segments that are read; the text is begun again where it ends.
+        streams: number of parts of the text that are read side by side.
         segment: characters of each stream that an update reads.
 
     Raises:
@@ -65,13 +62,13 @@ def train(text: str, updates: int, streams: int = 8, segment: int = 64) -> list[
     )
     model = LanguageModel(len(numbers))
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    memories, losses = None, []
+    past, losses = None, []
     for update in range(updates):
         start = update * segment % length
         if start == 0:
-            memories = None  # nothing comes before the start of the streams
+            past = None  # nothing comes before the start of the streams
         part = slice(start, start + segment)
-        scores, memories = model(inputs[:, part], memories)
+        scores, past = model(inputs[:, part], past)
         loss = F.cross_entropy(scores.flatten(0, 1), targets[:, part].flatten())
         optimizer.zero_grad()
         loss.backward()

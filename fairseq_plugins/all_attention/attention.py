@@ -214,6 +214,10 @@ class AllAttention(nn.Module):
         )
         if self.persistent is not None and joint:
             by_vectors, vectors_lse = self.persistent.attend(query, self._rate(), return_lse=True)
+            if self.span is not None and self.span.epsilon:
+                by_vectors, vectors_lse = self.span.add_epsilon(
+                    by_vectors, vectors_lse, vectors_lse
+                )
             attended = merge_attentions(attended, lse, by_vectors, vectors_lse)
         elif self.persistent is not None:
             attended = self._add_persistent(self.persistent, attended, query)

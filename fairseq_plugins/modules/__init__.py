@@ -5,6 +5,7 @@ from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.all_attention.network import AllAttentionBlock, AllAttentionNetwork
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
+from fairseq_plugins.product_key_memory.query import QueryNetwork
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.network import (
@@ -43,6 +44,7 @@ __all__ = [
     "PersistentVectors",
     "PositionBiases",
     "ProductKeyMemory",
+    "QueryNetwork",
     "RelativeAttention",
     "RelativeKeyProjection",
     "SegmentLayer",

@@ -74,8 +74,10 @@ class MemoryBuilder:
 
     def __call__(self, number: int) -> FairseqMemory | None:
         """Return the memory of layer ``number``, from 1, or None if it has none."""
-        if number not in self.numbers:
-            return None
+        return self.build() if number in self.numbers else None
+
+    def build(self) -> FairseqMemory:
+        """Return the next memory."""
         options, embed_dim = self.options, self.embed_dim
         widths = "give widths with commas between them, such as 512,512"
         query = QueryNetwork(
@@ -142,12 +144,16 @@ class _MemorySublayer(nn.Module):
     """Base class of both kinds of layers: the sublayer of the memory."""
 
     def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
-        self.memory = memory
         self.interleave = interleave
+        final_layer_norm = self.final_layer_norm
+        if not interleave:
+            del self.fc1, self.fc2, self.final_layer_norm
+        # modules are in the order of the computation
+        self.memory = memory
         if interleave:
             self.memory_layer_norm = LayerNorm(self.embed_dim)
         else:
-            del self.fc1, self.fc2
+            self.final_layer_norm = final_layer_norm
 
     def _add_memory(
         self, x: Tensor, layer_norm: nn.Module, padding_mask: Tensor | None, scale: Any = None
@@ -282,7 +288,7 @@ def put_memories(
     cfg = stack.cfg
     for number in builder.numbers:
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer, memory = stack.layers[number - 1], builder(number)
+        layer, memory = stack.layers[number - 1], builder.build()
         if isinstance(layer, TransformerEncoderLayerBase):
             layer = MemoryEncoderLayer(cfg, memory, interleave)
         else:

@@ -113,7 +113,7 @@ def refuse_higher_derivatives() -> None:
     if torch.is_grad_enabled():
         raise ValueError(
             "create_graph=True with `kernel` 'fast', whose gradient is written by hand and has no "
-            "derivatives of its own: build the memory with kernel='plain' (--memory-kernel plain)"
+            "derivatives of its own: build the memory with kernel='plain'"
         )
 
 

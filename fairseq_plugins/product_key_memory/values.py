@@ -25,6 +25,8 @@ from fairseq_plugins.product_key_memory.search import (
 
 # The row number of a read that does not count; larger than any other.
 NO_ROW = torch.iinfo(torch.int64).max
+# Tokens whose rows are copied at a time.
+TOKENS_AT_A_TIME = 1024
 
 
 class Values(nn.Module):
@@ -71,7 +73,9 @@ class Values(nn.Module):
             table.register_post_accumulate_grad_hook(partial(self._add_gradient, plain))
         if plain:
             return plain_weighted_sum(table, rows, weights, self.sparse)
-        summed = F.embedding_bag(rows, table.detach(), per_sample_weights=weights, mode="sum")
+        # not every torch has the gradient of the weights in bfloat16 on a GPU (its issue 185808)
+        in_pieces = table.dtype == torch.bfloat16 and table.device.type != "cpu"
+        summed = (_SumRows.apply if in_pieces else sum_rows)(table.detach(), rows, weights)
         if not table.requires_grad:
             return summed
         return _WriteRows.apply(summed, table, rows, weights.detach(), self)
@@ -79,7 +83,7 @@ class Values(nn.Module):
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
         """Add the sparse gradient of ``leaf`` to that of the values."""
         grad, leaf.grad = leaf.grad, None
-        if plain:
+        if plain and not grad.is_meta:
             grad = merge_rows(grad)
         else:
             # torch forgets that it is coalesced
@@ -97,12 +101,13 @@ class Values(nn.Module):
     def buffer(self, count: int, like: Tensor) -> Tensor:
         """Return an uninitialised tensor (count, d) with the dtype and width of ``like``."""
         rows, self.spare = self.spare, None
-        fits = rows is not None and (rows.dtype, rows.size(1)) == (like.dtype, like.size(1))
-        if not fits or len(rows) < count:
-            # free the old buffer first; the new one has some room to spare
-            rows = None
-            rows = like.new_empty(min(count + count // 8, len(self.weight)), like.size(1))
-        return rows[:count]
+        kind = (like.dtype, like.size(1))
+        if rows is not None and (rows.dtype, rows.size(1)) == kind and len(rows) >= count:
+            return rows[:count]
+        # free the old buffer first; the new one has some room to spare
+        del rows
+        room = min(count + count // 8, len(self.weight))
+        return like.new_empty(room, like.size(1))[:count]
 
 
 def plain_weighted_sum(table: Tensor, rows: Tensor, weights: Tensor, sparse: bool) -> Tensor:
@@ -111,6 +116,28 @@ def plain_weighted_sum(table: Tensor, rows: Tensor, weights: Tensor, sparse: boo
     selected = F.embedding(rows, table, sparse=sparse)
     # (N, R, 1) · (N, R, d) -> (N, d)
     return (weights.unsqueeze(-1) * selected).sum(1)
+
+
+def sum_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums (N, d) of equation 3, without copies of the rows."""
+    return F.embedding_bag(rows, table, per_sample_weights=weights, mode="sum")
+
+
+class _SumRows(torch.autograd.Function):
+    """Like :func:`sum_rows`; the gradient of the weights copies some tokens' rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(table, rows)
+        return sum_rows(table, rows, weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        table, rows = ctx.saved_tensors
+        parts = zip(rows.split(TOKENS_AT_A_TIME), grad.split(TOKENS_AT_A_TIME), strict=True)
+        # (n, R, d) · (n, d, 1) -> (n, R, 1)
+        products = [table[part] @ slope.unsqueeze(-1) for part, slope in parts]
+        return None, None, torch.cat(products).squeeze(-1)
 
 
 class _WriteRows(torch.autograd.Function):

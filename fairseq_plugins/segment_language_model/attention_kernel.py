@@ -285,8 +285,7 @@ def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
 def _no_higher_derivatives(asked_for: str) -> ValueError:
     return ValueError(
         f"{asked_for} with `kernel` 'fast', whose gradient is written by hand and has no "
-        "derivatives of its own: build the block, network or model with kernel='plain' "
-        "(--attention-kernel plain)"
+        "derivatives of its own: build the block or network with kernel='plain'"
     )
 
 

@@ -55,7 +55,12 @@ class HiddenStates:
     @property
     def hidden(self) -> Tensor:
         """Return all tokens as one tensor, (B, S, d)."""
-        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, dim=1)
+        if len(self.parts) > 1:
+            return torch.cat(self.parts, dim=1)
+        (hidden,) = self.parts
+        if hidden.is_inference() and torch.is_grad_enabled():
+            return hidden.clone()  # autograd keeps no tensors of torch.inference_mode
+        return hidden
 
     @property
     def length(self) -> int:

@@ -100,7 +100,7 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
                 f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
                 "binarize the text again"
             )
-        tokens = np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
+        tokens: np.ndarray = np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
     else:
         if dataset.supports_prefetch:
             dataset.prefetch(range(len(dataset)))

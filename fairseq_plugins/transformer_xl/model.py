@@ -229,7 +229,7 @@ def dropout_class(cfg: TransformerXLConfig) -> type[nn.Module]:
 def _check_positions(cfg: TransformerXLConfig, positions: PositionEncoding) -> None:
     """Refuse options that contradict the position encoding."""
     if not positions.relative:
-        for name in ("mem_len", "clamp_len", "same_length"):
+        for name in ("mem_len", "clamp_len"):
             if getattr(cfg, name):
                 raise ValueError(
                     f"{flag(name)} is {getattr(cfg, name)} with --positions {cfg.positions}: it "

@@ -55,7 +55,8 @@ class FirstLayers(nn.Module):
 
     Columns i·h to (i+1)·h of ``out_weight`` are W^{O_i}; rows i·f to (i+1)·f of ``weight`` are
     W_1^i. This is not an ``nn.Linear``. Nothing stands between the two matrices, so they are
-    multiplied first if there are many tokens: then no branch has a vector of width d for each.
+    multiplied first in training and with many tokens: then no branch has a vector of width d for
+    each token.
     """
 
     def __init__(self, embed_dim: int, ffn_dim: int, weights: BranchWeights) -> None:
@@ -78,12 +79,12 @@ class FirstLayers(nn.Module):
         out = self.out_weight.unflatten(1, (branches, -1)).transpose(0, 1)
         first = self.weight.unflatten(0, (branches, -1))
         bias = self.bias.unflatten(0, (branches, -1))
-        if heads[..., 0].numel() < out.size(2) and not torch.is_grad_enabled():
+        if not self.training and heads[..., 0].numel() < out.size(2):
             # (…, M·h) -> (M, N, h) -> (M, N, d) -> (M, N, f) -> (…, M·f)
             x = heads.reshape(-1, branches, out.size(2)).transpose(0, 1)
             x = (x @ out.mT + self.out_bias / self.weights.total) * kappa[:, None, None]
             inner = x.to(first.dtype) @ first.mT + bias[:, None]
-            return inner.transpose(0, 1).reshape(*heads.shape[:-1], -1)
+            return inner.transpose(0, 1).reshape(*heads.shape[:-1], len(self.weight))
         # (M, f, d), (M, d, h) -> (M, f, h)
         into = ((first @ out) * kappa[:, None, None]).to(heads.dtype)
         share = (kappa[:, None] / self.weights.total).to(bias.dtype)

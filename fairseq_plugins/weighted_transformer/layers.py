@@ -43,19 +43,22 @@ class WeightedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in_features) to (…, out_features)."""
-        weights = self.weights()
-        # only a part of the bias, if only some branches contribute
-        bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
-        # Scale what has fewer numbers; with gradients the matrix, since a backward pass would need
-        # the input both scaled and unscaled. κ and α are always in single precision.
-        if x.numel() < self.weight.numel() and not torch.is_grad_enabled():
+        weights, bias = self.weights(), self.bias
+        # Scale what has fewer numbers; in training the matrix, since a backward pass would need
+        # the input both scaled and unscaled.
+        scales_input = not self.training and x.numel() < self.weight.numel()
+        if not scales_input or torch.is_grad_enabled() or self.weights.top_k is not None:
+            # only a part of the bias, if only some branches contribute
+            bias = (bias * (weights.sum() / self.weights.total)).to(bias.dtype)
+        if scales_input:
             return F.linear(scale_columns(x, weights), self.weight, bias)
         return F.linear(x, scale_columns(self.weight, weights), bias)
 
 
 def scale_columns(x: Tensor, weights: Tensor) -> Tensor:
     """Return ``x`` (…, M·c) with the i-th c columns times weight i, in its own precision."""
-    return (x.unflatten(-1, (len(weights), -1)) * weights[:, None]).flatten(-2).to(x.dtype)
+    by_branch = x.view(*x.shape[:-1], len(weights), x.size(-1) // len(weights))
+    return (by_branch * weights[:, None]).flatten(-2).to(x.dtype)
 
 
 class Attention(nn.Module):

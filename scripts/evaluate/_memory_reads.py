@@ -27,21 +27,15 @@ _LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.")
 class MemoryReads(MemoryUsage):
     """The weights with which the slots of one memory were read, and the slots that heads share.
 
-    It is a forward hook of the memory's keys. ``counted`` (N,) is a mask of the tokens of the next
-    batch that count; None for all.
+    ``counted`` (N,) is a mask of the tokens of the next batch that count; None for all.
     """
 
     def __init__(self, slots: int, heads: int) -> None:
-        super().__init__(slots, heads, by_head=True)
+        super().__init__(slots, heads)
         self.counted: Tensor | None = None
         self.knn = 0
         # number of slots that heads i and j both read for the same token, over all tokens: (H, H)
         self._shared = torch.zeros(heads, heads, dtype=torch.float64)
-
-    def __call__(self, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
-        """Record the scores and slots, both (N, H, k), that a memory's keys found."""
-        scores, slots = found
-        self.record(slots, scores.detach().softmax(-1))
 
     def record(self, slots: Tensor, weights: Tensor) -> None:
         """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
@@ -49,16 +43,10 @@ class MemoryReads(MemoryUsage):
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
         self.knn = slots.size(-1)
-        for head in range(self.heads):
-            for other in range(self.heads):
+        for head, shared in enumerate(self._shared):
+            for other in range(len(shared)):
                 same = slots[:, head, :, None] == slots[:, other, None]
-                self._shared[head, other] += same.sum().item()
-
-    def rarely_read(self, share: float) -> Tensor:
-        """Return a mask (K,) of the ``share`` of slots that is read least; of equals, the first."""
-        reads = self.reads.sum(0)
-        least = reads.argsort(stable=True)[: round(share * len(reads))]
-        return torch.zeros(len(reads), dtype=torch.bool).index_fill_(0, least.cpu(), True)
+                shared[other] += same.sum().item()
 
     def describe(self) -> dict[str, Any]:
         """Return all statistics of the memory: shares as fractions of 1, the divergence in nats.
@@ -69,7 +57,7 @@ class MemoryReads(MemoryUsage):
         reads = self.total()
         return {
             "slots": len(reads),
-            "heads": self.heads,
+            "heads": len(self.reads),
             "knn": self.knn,
             "tokens": self.tokens,
             "usage": usage(reads),
@@ -93,7 +81,7 @@ def curve(reads: Tensor) -> dict[str, list]:
 
 @contextmanager
 def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
-    """Record what the memories of ``model`` read in the block, under the names in training logs.
+    """Record what the memories of ``model`` read in the block, by name.
 
     The names are ``memory6`` for layer 6 of a language model, ``encoder_memory3`` or
     ``decoder_memory3`` if there is an encoder.
@@ -104,9 +92,8 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
             if isinstance(memory, ProductKeyMemory):
                 part, layer = _LAYER.search(path).groups()
                 name = f"{part}_memory" if hasattr(model, "encoder") else "memory"
-                reads = MemoryReads(len(memory.values), memory.heads)
+                reads = MemoryReads(len(memory.values.weight), memory.heads)
                 recorded[f"{name}{int(layer) + 1}"] = reads
-                # memory.usage is for validation, which sets it to None after each batch
                 stack.enter_context(memory.keys.register_forward_hook(reads))
         yield recorded
 
@@ -115,7 +102,8 @@ def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
     """Raise ValueError if a checkpoint has no memory or a given --tokens-per-sample is wrong."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
-    if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
+    keys = (".keys.subkeys", ".keys.keys")
+    if not any(weight.endswith(keys) for weight in state.get("model") or ()):
         raise ValueError(
             f"{label} holds a model without product-key memories: name one that was trained with "
             "--memory-layers, --encoder-memory-layers or --decoder-memory-layers"
@@ -129,8 +117,8 @@ def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
 
 def measure(
     checkpoint: NamedFile, data: Path, split: str, options: dict[str, Any], device: torch.device
-) -> tuple[dict[str, Any], dict[str, MemoryReads]]:
-    """Return a model's loss and memory statistics over a split, and the reads of its memories.
+) -> dict[str, Any]:
+    """Return a model's loss and the statistics of its memories over a split.
 
     The options are those of :meth:`LoadedModel.score_split`.
     """
@@ -151,7 +139,7 @@ def measure(
         label = f"scoring {checkpoint.label}"
         losses = loaded.score_split(split, before_batch=count_only, description=label, **options)
     loss = float(losses.mean(dtype=np.float64))
-    figures = {
+    return {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "tokens": len(losses),
@@ -159,4 +147,3 @@ def measure(
         "perplexity": math.exp(loss),
         "memories": {name: memory.describe() for name, memory in memories.items()},
     }
-    return figures, memories

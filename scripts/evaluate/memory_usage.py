@@ -12,9 +12,7 @@ Works for models of fairseq's tasks language_modeling and translation, and for s
 models. If a token of the split is not scored exactly once, there is an error. Reads of padding do
 not count. An encoder's memories count the tokens of the source. Layers are numbered from 1.
 
-Writes memory_usage.json and memory_usage.png, and prints tables. --rarely-read SHARE, for a single
-model, also writes rarely_read.npz: the SHARE of each memory's slots that was read least, so that
-fairseq-train --memory-trainable-slots rarely_read.npz trains only these.
+Writes memory_usage.json and memory_usage.png, and prints tables.
 """
 
 import argparse
@@ -31,7 +29,7 @@ from scripts._shared.command_line import (
     parse_named_files,
 )
 from scripts._shared.commands import short
-from scripts._shared.files import atomic_write, write_json
+from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
@@ -93,19 +91,6 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     data, split = arguments.data.resolve(), arguments.split
     options = {name: getattr(arguments, name) for name in ("batch_size", "tokens_per_sample")}
     check_at_least(1, **options)
-    if arguments.rarely_read is not None:
-        if not 0 < arguments.rarely_read <= 1:
-            raise ValueError(
-                f"--rarely-read is {arguments.rarely_read}: give a share of the slots, above 0 and "
-                "at most 1"
-            )
-        if len(checkpoints) > 1:
-            raise ValueError(
-                f"--rarely-read with {len(checkpoints)} models: its file is for one model; give "
-                "one --checkpoint"
-            )
-    import numpy as np
-
     from scripts.evaluate._memory_reads import check_inputs, measure
     from scripts.evaluate._scoring import choose_device
 
@@ -122,14 +107,8 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     result = {**conditions, "hardware": hardware, "models": models}
     given = {name: value for name, value in options.items() if value}
     for checkpoint in checkpoints:
-        figures, memories = measure(checkpoint, data, split, given, device)
-        models.append(figures)
+        models.append(measure(checkpoint, data, split, given, device))
         write_json(arguments.output / "memory_usage.json", result)
-    if arguments.rarely_read is not None:
-        rare = {name: reads.rarely_read(arguments.rarely_read) for name, reads in memories.items()}
-        path = arguments.output / "rarely_read.npz"
-        with atomic_write(path) as partial, partial.open("wb") as file:
-            np.savez(file, **{name: slots.numpy() for name, slots in rare.items()})
     text = f"{format_tables(models)}\n"
     save_results(arguments.output, "memory_usage", result, text, lambda axes: draw(axes, models))
 
@@ -145,8 +124,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--batch-size", type=int, help=help_text)
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
-    help_text = "also write this share of the slots, those that were read least, such as 0.1"
-    add("--rarely-read", type=float, metavar="SHARE", help=help_text)
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"
     return exit_status(lambda: measure_memory_usage(parsed), kept, parsed.output)

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import child_process, format_command, program, short
+from scripts._shared.commands import (
+    child_process,
+    format_command,
+    program,
+    python_command,
+    short,
+)
 
 # Log lines of fairseq with results: of training since the last such line, or of a validation.
 _FIGURES = re.compile(r"\| (train_inner|valid) \| (\{.*\})$")
@@ -120,6 +126,15 @@ class Training:
                         f"training {loss:.3f}, validation {bits * self.scales[1]:.3f} {self.unit}",
                         flush=True,
                     )
+
+
+def write_page(source: Training, title: str) -> None:
+    """Write OUTPUT/page.html, a look inside the trained model."""
+    words = [*python_command("inspect"), short(source.checkpoint), "--data", short(source.data)]
+    words += ["--log", short(source.log), "--output", short(source.output / "page.html")]
+    announce(title, words)
+    with child_process(words):
+        pass
 
 
 def run_quickstart(

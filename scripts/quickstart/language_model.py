@@ -7,6 +7,7 @@ Ctrl-C is safe at any moment: the same command resumes from the last checkpoint.
 
 OUTPUT/data                   the text and its subword units; binarized for fairseq in data/bin
 OUTPUT/checkpoints            checkpoints of the training; its log is OUTPUT/train.log
+OUTPUT/page.html              a look inside the model, for the browser
 OUTPUT/result.json            options, sizes, results and times
 """
 
@@ -23,7 +24,14 @@ from scripts._shared.files import write_json
 from scripts._shared.machine import bf16_units
 from scripts._shared.results import markdown_table
 from scripts.prepare.python_source import MODEL
-from scripts.quickstart._steps import Training, announce, option, run_logged, run_quickstart
+from scripts.quickstart._steps import (
+    Training,
+    announce,
+    option,
+    run_logged,
+    run_quickstart,
+    write_page,
+)
 
 DATA_OPTIONS = shlex.split("""
     --subwords 2048
@@ -194,6 +202,7 @@ def quickstart(output: Path) -> None:
     training(output).run("[2] training: about 4 minutes on 2 cores")
     report(output, evaluate(output))
     sample(output)
+    write_page(training(output), "[6] a look inside: what the model reads of the test part")
 
 
 def main(arguments: list[str] | None = None) -> int:

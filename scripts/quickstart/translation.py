@@ -11,6 +11,7 @@ Ctrl-C is safe at any moment: the same command resumes from the last checkpoint.
 OUTPUT/corpus, OUTPUT/data    the sentences; binarized for fairseq in data/bin
 OUTPUT/checkpoints            checkpoints; the log, with the branch weights, is OUTPUT/train.log
 OUTPUT/evaluation             translations of the test part and their scores
+OUTPUT/page.html              a look inside the model, for the browser
 OUTPUT/result.json            options, sizes, scores and times
 """
 
@@ -23,7 +24,13 @@ from scripts._shared.commands import ROOT, child_process, python_command, short
 from scripts._shared.files import write_json
 from scripts.prepare._stages import SPLITS
 from scripts.prepare.number_names import LANGUAGES
-from scripts.quickstart._steps import Training, announce, run_logged, run_quickstart
+from scripts.quickstart._steps import (
+    Training,
+    announce,
+    run_logged,
+    run_quickstart,
+    write_page,
+)
 
 SOURCE, TARGET = LANGUAGES
 CORPUS_OPTIONS = shlex.split("""
@@ -116,6 +123,7 @@ def quickstart(output: Path) -> None:
     prepare(output)
     training(output).run("[3] training: about 4 minutes on 2 cores")
     evaluate(output)
+    write_page(training(output), "[5] a look inside: what the model reads to translate")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,14 +3,11 @@
 import pytest
 import torch
 
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS, AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.positions import (
-    LearnedRelativePositions,
-    SharedRelativeKeys,
-)
+from fairseq_plugins.segment_language_model.past import HiddenStates
+from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
 from tests.gradients import assert_same
 from tests.reference.all_attention import multi_head
 from tests.tiny import VARIANTS
@@ -38,7 +35,6 @@ def make(
     span=SPAN,
     nearest=1,
     clamp_len=None,
-    epsilon=0.0,
     kernel="fast",
 ):
     """Return an attention and its positions; ``values`` are spans, relative to the largest."""
@@ -46,10 +42,10 @@ def make(
     spans = None
     if values is not None:
         values = values[: HEADS // 2 if variant == "head-split" else HEADS]
-        spans = AdaptiveSpan(len(values), span, RAMP, epsilon=epsilon)
+        spans = AdaptiveSpan(len(values), span, RAMP)
         spans.value.data = torch.tensor(values)
     options = {"num_persistent": persistent, "variant": variant, "span": spans, "kernel": kernel}
-    attention = AllAttention(WIDTH, HEADS, Window(nearest, span), SharedRelativeKeys(), **options)
+    attention = AllAttention(WIDTH, HEADS, Window(nearest, span), **options)
     positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
     return attention.double(), positions.double()
 
@@ -59,16 +55,17 @@ def draw(length):
 
 
 def attend(attention, positions, x, past=None):
-    """Return the layer's output for a segment, and its state for the next one."""
+    """Return the layer's output for a segment, and its past for the next one."""
     farthest = x.size(1) - 1 + (0 if past is None else past.length)
-    return attention(x, attention.project_positions(positions(farthest)), past)
+    groups = ALL_HEADS if attention.span is None else read_head_groups([attention.span])[0]
+    return attention(x, attention.project_positions(positions(farthest, x), groups), past)
 
 
 def assert_equals_the_equations(attention, positions, length, remembered):
     """Compare values and gradients with the equations, also the values under no_grad."""
     x, past = draw(length), draw(remembered)
     inputs = [x, past, *attention.parameters(), positions.weight]
-    state = HiddenStates(past) if remembered else None
+    state = HiddenStates((past,)) if remembered else None
     context = torch.cat([past, x], dim=1)
 
     def u(distance):
@@ -76,7 +73,7 @@ def assert_equals_the_equations(attention, positions, length, remembered):
 
     span = attention.window.farthest
     rows = [multi_head(attention, x[b], context[b], u, span) for b in range(STREAMS)]
-    slow = torch.stack(rows)
-    assert_same(attend(attention, positions, x, state)[0], slow, inputs)
+    expected = torch.stack(rows)
+    assert_same(attend(attention, positions, x, state)[0], expected, inputs)
     with torch.no_grad():
-        torch.testing.assert_close(attend(attention, positions, x, state)[0], slow.detach())
+        torch.testing.assert_close(attend(attention, positions, x, state)[0], expected.detach())

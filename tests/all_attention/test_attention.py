@@ -1,12 +1,9 @@
 """Attention to context and persistent vectors against the equations, in float64."""
 
-import math
-
 import pytest
 import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
-from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, SoftmaxFeedForward
 from fairseq_plugins.segment_language_model import attention_blocks
 from tests.all_attention.layer import (
     EACH_VARIANT,
@@ -17,8 +14,6 @@ from tests.all_attention.layer import (
     attend,
     make,
 )
-from tests.gradients import assert_same
-from tests.reference.all_attention import softmax_feed_forward
 
 
 @pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
@@ -76,22 +71,3 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
     out, _ = attend(attention, positions, (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype))
     assert out.isfinite().all()
     assert not out[:, 0].any()
-
-
-def test_vectors_start_with_unit_variance_and_parameters_as_small_as_a_feed_forward():
-    vectors = PersistentVectors(1024, 8, 64)
-    keys, values = vectors()
-    for of_head in (*keys, *values):
-        # 65,536 draws a head: the standard error of the variance is 0.0055
-        assert of_head.var().item() == pytest.approx(1, abs=0.03)
-        assert of_head.mean().item() == pytest.approx(0, abs=0.02)
-    assert vectors.keys.std().item() == pytest.approx(1 / math.sqrt(64), rel=0.01)
-    assert vectors.values.std().item() == pytest.approx(1 / math.sqrt(1024), rel=0.01)
-
-
-def test_the_softmax_feed_forward_is_equation_9_and_drops_weights_in_training_only():
-    layer = SoftmaxFeedForward(6, 4, dropout=0.5).double()
-    x = torch.randn(1, 5, 4, dtype=torch.float64, requires_grad=True)
-    slow = softmax_feed_forward(layer, x[0])
-    assert not torch.allclose(layer(x)[0], slow)
-    assert_same(layer.eval()(x)[0], slow, [x, *layer.parameters()])

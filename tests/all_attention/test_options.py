@@ -16,7 +16,6 @@ from fairseq_plugins.modules import (
     AllAttention,
     AllAttentionBlock,
     PersistentVectors,
-    SharedRelativeKeys,
     Window,
 )
 from tests.tiny import tiny_model
@@ -31,26 +30,28 @@ REFUSED = [
     ({"span_ramp": 0}, "--span-ramp is 0: it must be at least 1"),
     ({"span_init": 0.5}, "--span-init is 0.5: it needs --adaptive-span"),
     ({"span_init": 1.5}, "--span-init is 1.5: it must be in [0, 1]"),
+    ({"span_init": math.nan}, "--span-init is nan: it must be in [0, 1]"),
     ({"span_epsilon": 1e-8}, "--span-epsilon is 1e-08: it needs --adaptive-span"),
     ({"span_epsilon": -0.1}, "--span-epsilon is -0.1: it must be in [0, 1)"),
     ({"span_epsilon": 1.0}, "--span-epsilon is 1.0: it must be in [0, 1)"),
-    ({"span_epsilon": float("nan")}, "--span-epsilon is nan: it must be in [0, 1)"),
+    ({"span_epsilon": math.nan}, "--span-epsilon is nan: it must be in [0, 1)"),
+    ({"adaptive_span": True, "compile_layers": True}, "--compile-layers with --adaptive-span"),
     ({"mem_len": 7}, "--mem-len is 7: attention reaches no farther back than --attention-span, 6"),
     ({**SPLIT, "persistent_vectors": 0}, "is attn-split with --persistent-vectors 0: there are no"),
-    ({**HALVED, "decoder_attention_heads": 1}, "--decoder-attention-heads is 1: half of them see"),
+    ({**HALVED, "decoder_attention_heads": 1}, "`num_heads` is 1: half of them see"),
     ({**APART, "decoder_ffn_embed_dim": 8}, "--decoder-ffn-embed-dim is 8 with --persistent-vari"),
 ]
 
 
 def attention(num_heads=4, **options):
-    return AllAttention(8, num_heads, Window(1, 4), SharedRelativeKeys(), **options)
+    return AllAttention(8, num_heads, Window(1, 4), **options)
 
 
 adagrad = functools.partial(AdagradWithClip, [nn.Parameter(torch.ones(2))])
 
 
 def block(*shape):
-    """Call a block with a segment of this shape, and a memory of two streams of width 16."""
+    """Call a block with a segment of this shape, and a past of two streams of width 16."""
     made = AllAttentionBlock(16, 2, 5, 4)
     return made(torch.zeros(shape), made(torch.zeros(2, 4, 16))[1])
 
@@ -64,7 +65,8 @@ def update_of_a_sparse_table():
 REFUSED += [
     (lambda: attention(variant="new"), "`variant` is 'new': there are all, attn-split, head-split"),
     (lambda: attention(1, variant="head-split"), "`num_heads` is 1: half of them see the context"),
-    (lambda: attention(span=AdaptiveSpan(3, 4)), "`span` has 3 heads: 4 see the context"),
+    (lambda: AdaptiveSpan(3, 0), "`span` is 0: it must be at least 1 token"),
+    (lambda: AdaptiveSpan(3, 4, ramp=0), "`ramp` is 0: it must be at least 1 token"),
     (lambda: attention(kernel="new", num_persistent=2), "`kernel` is 'new': there are fast, plain"),
     (lambda: PersistentVectors(2, 1, 4, "new"), "`kernel` is 'new': there are fast, plain"),
     (lambda: block(3, 4, 16), "`past` has 2 streams and `x` has 3"),
@@ -94,6 +96,6 @@ def test_layers_of_figure_2_have_about_as_many_parameters(name, count):
     options = Namespace(tokens_per_sample=9, extended_context=0)
     ARCH_CONFIG_REGISTRY[f"all_attention_lm_{name}"](options)
     with torch.device("meta"):
-        layers = tiny_model(**vars(options)).decoder.layers
+        layers = tiny_model(**vars(options)).decoder.network.layers
     assert sum(parameter.numel() for parameter in layers.parameters()) == count
     assert layers[0].self_attn.dropout == 0.4

@@ -102,7 +102,10 @@ def run_forked(words, log=None, append=False):
         assert module == "-m"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [name, *given])
-            assert importlib.import_module(name).main() == 0
+            script = importlib.import_module(name)
+            if hasattr(script, "__path__"):
+                script = importlib.import_module(f"{name}.__main__")
+            assert script.main() == 0
         printed = ""
     if log:
         with log.open("a" if append else "w", encoding="utf-8") as file:

@@ -55,10 +55,10 @@ def test_two_workers_learn_what_one_learns(corpora, tmp_path):
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(corpora, learned, tmp_path):
-    """The memory in the checkpoint is as long as the spans then, which change afterwards."""
+    """The past in the checkpoint is as long as the spans then, which change afterwards."""
     begun = learned / "checkpoint_1_4.pt"
     state = torch.load(begun, weights_only=True)["extra_state"]["train_iterator"]
-    assert [len(hidden[0]) for hidden in state["recurrence"]["layers"]] == [12, 12]
+    assert [len(hidden[0]) for hidden in state["pasts"]["layers"]] == [12, 12]
     start = ("--restore-file", begun, "--max-update", 20)
     printed = run(*training_command(corpora, "all_attention", tmp_path, *start))
     assert "resuming with recurrence" in printed
@@ -81,4 +81,4 @@ def test_another_largest_span_takes_a_fresh_optimizer(corpora, learned, tmp_path
     again += ("--reset-optimizer", "--reset-lr-scheduler", "--reset-meters")
     printed = run(*training_command(corpora, "all_attention", tmp_path, *again))
     assert "trained with --attention-span 12, and here it is 40" in printed
-    assert len(parameters(tmp_path)["decoder.positions.weight"]) == 40
+    assert len(parameters(tmp_path)["decoder.network.positions.weight"]) == 40

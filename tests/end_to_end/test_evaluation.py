@@ -8,11 +8,9 @@ import pytest
 from tests.end_to_end.commands import (
     MODEL,
     TASK,
-    USER_DIR,
     evaluate,
     log_probabilities,
     loss,
-    run,
     start_together,
     tokens_evaluated,
     train,
@@ -29,14 +27,14 @@ from tests.end_to_end.commands import (
 def test_loss_of_every_token_is_the_same_for_all_segment_lengths(
     data, name, options, test_tokens, request
 ):
-    checkpoint, found = request.getfixturevalue(name), []
+    checkpoint, log_probs = request.getfixturevalue(name), []
     for length in (2, 100_000):
         words = ("--tokens-per-sample", length, "--output-word-probs", *options)
         printed = evaluate(data, checkpoint, *words)
         assert tokens_evaluated(printed) == test_tokens
-        found.append(log_probabilities(printed))
-        assert len(found[-1]) == test_tokens
-    np.testing.assert_allclose(*found, atol=5e-6)
+        log_probs.append(log_probabilities(printed))
+        assert len(log_probs[-1]) == test_tokens
+    np.testing.assert_allclose(*log_probs, atol=5e-6)
 
 
 ADAPTIVE = """--arch transformer_xl --adaptive-input --tie-adaptive-weights --ddp-backend legacy_ddp
@@ -61,9 +59,9 @@ def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, op
     context = options.split() if "--extended-context" in options else ()
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
     assert tokens_evaluated(printed) == test_tokens
-    memory = 0 if "absolute" in positions else 8
+    mem_len = 0 if "absolute" in positions else 8
     for output in (trained, printed):
-        assert f"recurrence {memory} tokens" in output
+        assert f"recurrence {mem_len} tokens" in output
         assert f"positions {positions}" in output
 
 
@@ -89,30 +87,34 @@ def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("mem_len", "as_evaluated"),
-    [(1, ("--model-overrides", "{'mem_len': 6}")), (0, ("--extended-context", 5))],
+    ("context", "less"),
+    [
+        ("--mem-len 9", "--model-overrides {'mem_len':1}"),
+        ("--mem-len 0 --extended-context 5", "--extended-context 0"),
+    ],
 )
-def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
-    # validate in 3 streams and segments of 3; training has 4 streams and segments of 8
+def test_validation_logs_the_loss_of_an_evaluation(data, tmp_path, context, less):
+    # validate in 3 streams; training has 4
     words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
-    --init-std 0.5 --mem-len {mem_len} --max-update 20 --valid-subset test --batch-size-valid 3
-    --tokens-per-sample-valid 3"""
+    --init-std 0.5 {context} --max-update 20 --valid-subset test --batch-size-valid 3"""
     printed = train(data, tmp_path, *words.split(), model=())
-    assert "in 3 streams, segments of 3 tokens" in printed
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    layout = ("--tokens-per-sample", 3, "--batch-size", 3)
-    expected = loss(evaluate(data, checkpoint, *layout, *as_evaluated))
-    logged = re.findall(r"on 'test' subset \| loss ([\d.]+)", printed)
-    assert float(logged[-1]) == pytest.approx(expected, abs=6e-4)
+    assert "in 3 streams, segments of 8 tokens" in printed
+    (*_, logged) = re.findall(r"on 'test' subset \| loss ([\d.]+)", printed)
+    # the task's option is not in the checkpoint
+    _, extended, length = context.partition("--extended-context")
+    checkpoint, layout = tmp_path / "checkpoint_last.pt", ("--batch-size", 3, *extended.split())
+    layout += tuple(length.split())
+    assert float(logged) == pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=6e-4)
     # the tokens that it reads back change the loss
-    assert float(logged[-1]) != pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=2e-3)
+    shorter = loss(evaluate(data, checkpoint, "--batch-size", 3, *less.split()))
+    assert float(logged) != pytest.approx(shorter, abs=2e-3)
 
 
 def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpoint):
-    options = ("--batch-size", 3, "--softmax-batch", 5, "--softmax-temperature", 1.3)
+    options = ("--batch-size", 3, "--softmax-batch", 5)
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 7, "--output-word-probs", *options)
     tokens = re.findall(r"(\S+) \[(-\d+\.\d+)\]", printed)
-    nats = -np.mean([float(found) for token, found in tokens if token != "</s>"])
+    nats = -np.mean([float(log_prob) for token, log_prob in tokens if token != "</s>"])
     (figures,) = re.findall(
         r"without line ends: ([\d.]+) bits a token, perplexity ([\d.]+) \(([\d,]+) of", printed
     )
@@ -121,15 +123,13 @@ def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpo
     assert perplexity == pytest.approx(np.exp(nats), abs=6e-3)
     assert 0 < count == sum(token != "</s>" for token, _ in tokens) < len(tokens)
     # the headline figure includes line ends
-    every = -np.mean([float(found) for _, found in tokens])
+    every = -np.mean([float(log_prob) for _, log_prob in tokens])
     assert loss(printed) == pytest.approx(every / np.log(2), abs=6e-5)
 
 
 def assert_named(printed, names):
-    (sentence,) = re.findall(r"^error: .*", printed, re.MULTILINE)
+    (sentence,) = re.findall(r"^\w+Error: .*", printed, re.MULTILINE)
     assert all(name in sentence for name in names), sentence
-    assert "Traceback" not in printed
-    assert "usage:" not in printed
 
 
 # an error names options, their values and what to give
@@ -141,15 +141,9 @@ def assert_named(printed, names):
         ("--valid-subset dev", ["dev.bin", "fairseq-preprocess"]),
         ("--task language_modeling", ["LanguageModelingTask"]),
         ("--arch pkm_transformer_lm_tiny", ["--arch pkm_transformer_lm", "language_modeling"]),
-        ("--fp16", ["--fp16", "--fp16-no-flatten-grads"]),
-        ("--distributed-world-size 2", ["--distributed-world-size is 2"]),
-        ("--arch transfomer_xl", ["--arch transfomer_xl", "did you mean transformer"]),
-        ("--tokens-per-sampel 4", ["--tokens-per-sampel", "did you mean --tokens-per-sample"]),
     ],
 )
-def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, options, names):
-    # as on a machine without a GPU
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_a_training_that_cannot_be_is_refused(data, tmp_path, options, names):
     folder, model = tmp_path / "none", () if "--arch" in options else MODEL
     words = ("--max-update", 1, *options.split())
     assert_named(train(data, folder, *words, model=model, fails=True), names)
@@ -159,8 +153,7 @@ def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, optio
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ("--mem-len 64", ["--mem-len", "--model-overrides"]),
-        ("--model-overrides {'mem-len':10}", ["'mem-len'", "did you mean mem_len"]),
+        ("--model-overrides {'mem-len':10}", ["--model-overrides", "'mem-len'", "mem_len"]),
         ("--context-window 5", ["--context-window is 5"]),
         ("--extended-context 5", ["--extended-context is 5"]),
         ("--remove-bpe", ["--remove-bpe"]),
@@ -172,11 +165,8 @@ def test_an_evaluation_that_cannot_be_is_refused(data, checkpoint, options, name
     assert "Loss (base 2)" not in printed
 
 
-def test_the_task_of_an_evaluation_is_in_the_checkpoint(data, checkpoint):
-    given = (*USER_DIR, "--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", 64)
-    printed = run("fairseq-eval-lm", data, *given)
-    assert loss(printed) == loss(evaluate(data, checkpoint, "--tokens-per-sample", 64))
-    # the warning appears only if it applies
+def test_streams_without_a_past_are_warned_about(data, checkpoint):
     short = "no stream is longer than a segment of 64 tokens"
-    assert short not in printed
-    assert short in run("fairseq-eval-lm", data, *given, "--batch-size", 8)
+    for streams, warned in ((1, False), (8, True)):
+        options = ("--tokens-per-sample", 64, "--batch-size", streams)
+        assert (short in evaluate(data, checkpoint, *options)) == warned

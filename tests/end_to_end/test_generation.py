@@ -47,6 +47,51 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
         assert len(hypothesis.split()) in (11, 12)
 
 
+def numbered_hypotheses(printed):
+    """Return number and text of each hypothesis, and the scores, in order of these."""
+    lines = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
+    lines.sort(key=lambda line: (int(line[0]), line[2]))
+    return [(int(number), text) for number, _, text in lines], [float(line[1]) for line in lines]
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_prompts_of_unequal_length_get_what_each_gets_alone(data, transformer_xl, beam):
+    prompts = "the\nthe cat sat\na dog ran the cat\nhome again\n"
+    words = ("--path", transformer_xl, "--beam", beam, "--nbest", beam, "--continue-past-eos")
+    words += ("--max-len-b", 12, "--buffer-size", 4)
+    (texts, scores), (texts_alone, scores_alone) = (
+        numbered_hypotheses(
+            run("fairseq-interactive", data, *TASK, *words, "--batch-size", size, text=prompts)
+        )
+        for size in (4, 1)
+    )
+    assert len(texts) == 4 * beam
+    assert texts == texts_alone
+    assert scores == pytest.approx(scores_alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("prefix", [3, 8])
+def test_streams_without_a_token_get_no_hypothesis(data, transformer_xl, test_tokens, prefix):
+    # in the last segment some streams have one token, and the others none
+    streams, segment = next(
+        (streams, segment)
+        for streams in range(8, 1, -1)
+        for segment in range(8, test_tokens // streams + 1)
+        if test_tokens % streams and test_tokens // streams % segment == 0
+    )
+    words = ("--path", transformer_xl, "--gen-subset", "test", "--beam", 2, "--continue-past-eos")
+    words += ("--tokens-per-sample", segment, "--batch-size", streams)
+    printed = run(
+        "fairseq-generate", data, *TASK, *words, "--prefix-size", prefix, "--max-len-b", 40
+    )
+    targets = re.findall(r"^T-(\d+)\t(.*)$", printed, re.MULTILINE)
+    texts, _ = numbered_hypotheses(printed)
+    assert sorted(int(number) for number, _ in targets) == [number for number, _ in texts]
+    assert len(texts) == test_tokens // segment // streams * streams + test_tokens % streams
+    # fairseq prints a target that is </s> as nothing
+    assert "Generate test with beam=2" in printed
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -58,7 +103,7 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
 def test_generation_that_cannot_be_is_refused(data, checkpoint, options, named):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2, "--batch-size", 5)
     printed = run("fairseq-generate", data, *TASK, *words, *options.split(), fails=True)
-    assert named in re.search(r"^error: .*", printed, re.MULTILINE)[0]
+    assert named in re.search(r"^ValueError: .*", printed, re.MULTILINE)[0]
 
 
 def test_generate_scores_given_text(data, checkpoint, test_tokens):

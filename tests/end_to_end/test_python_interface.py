@@ -46,14 +46,14 @@ def assert_printed(score, printed):
     assert f"{math.exp(score.nats):.2f}" == re.search(r"Perplexity: ([\d.]+)", printed)[1]
 
 
-OTHERWISE = "--tokens-per-sample 5 --model-overrides {'mem_len':3} --softmax-temperature 1.3"
+OTHERWISE = "--tokens-per-sample 5 --model-overrides {'mem_len':3}"
 
 
 @pytest.mark.parametrize(
     ("words", "options"),
     [
         ("--tokens-per-sample 8", {}),
-        (OTHERWISE, {"tokens_per_sample": 5, "mem_len": 3, "softmax_temperature": 1.3}),
+        (OTHERWISE, {"tokens_per_sample": 5, "mem_len": 3}),
     ],
 )
 def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, text, words, options):
@@ -103,9 +103,9 @@ def test_sentences_have_the_scores_of_fairseq_interactive(data, checkpoint, mode
     words = ("--path", checkpoint, "--score-reference", "--buffer-size", 2, "--batch-size", 2)
     printed = run("fairseq-interactive", data, *TASK, *words, text="".join(lines))
     scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
-    for found, line in zip(model.score(lines), scores, strict=True):
+    for score, line in zip(model.score(lines), scores, strict=True):
         expected = [float(number) for number in line.split()]
-        np.testing.assert_allclose(found.log_probs / np.log(2), expected, atol=5.1e-5)
+        np.testing.assert_allclose(score.log_probs / np.log(2), expected, atol=5.1e-5)
 
 
 @pytest.mark.parametrize("past_lines", [False, True])

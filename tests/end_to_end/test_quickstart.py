@@ -43,6 +43,7 @@ def test_all_steps_after_the_corpus(tmp_path, monkeypatch, capsys):
         assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
     assert re.search(r"^100 %, +\d+ s: training \d", printed, re.MULTILINE)
     assert printed.split("--seed 1\n\n")[-1].startswith(quickstart.PROMPT)
+    assert "2,000 tokens of the test part" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -65,6 +66,7 @@ def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     assert (result["updates"], result["sentences"], result["pairs"]["test"]) == (2, 12, 12)
     # hardly any pair is dropped because of its length
     assert result["pairs"]["train"] > 290
+    assert "the first pair of the test part" in (tmp_path / "page.html").read_text(encoding="utf-8")
     examples = re.findall(r"^source: .*\ntranslation: .*\nreference: .*$", printed, re.MULTILINE)
     assert len(examples) == translation.EXAMPLES
     assert re.search(r"^2 updates, \d+ s of training: BLEU 0\.\d+, 0\.0 % exact", printed, re.M)

@@ -9,7 +9,7 @@ import torch
 import fairseq_plugins
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, run, run_forked
-from tests.end_to_end.trainings import logged, training_command, translation_command
+from tests.end_to_end.trainings import training_command, translation_command
 from tests.weighted_transformer.tiny import assert_on_simplex
 
 LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
@@ -29,18 +29,12 @@ def model(trained):
     return trained("weighted_transformer")
 
 
-def test_it_is_trained_and_its_weights_are_logged(model):
+def test_it_is_trained_and_its_weights_stay_on_the_simplex(model):
     weights, updates = last(model)
     assert_on_simplex(*weights.values())
     assert updates == [20, 20]
     printed = (model / "log").read_text()
     assert "kappa and alpha of 2 layers have their own schedule" in printed
-    figures = logged(printed)["valid", 20]
-    named = [name for name in figures if re.search(r"(en|de)coder\d_(kappa|alpha)\d$", name)]
-    assert len(named) == 2 * 2 * 4
-    of_layer = [float(figures[f"valid_decoder1_alpha{i}"]) for i in (1, 2, 3, 4)]
-    name = "decoder.layers.0.fc2.weights.alpha"
-    assert of_layer == pytest.approx(weights[name].tolist(), abs=1e-3)
 
 
 @pytest.fixture(scope="module")

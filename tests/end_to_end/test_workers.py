@@ -1,4 +1,4 @@
-"""Two workers: torch's DistributedDataParallel, and the values of a memory."""
+"""Two workers: torch's DistributedDataParallel, and resuming with a memory."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
     assert_equal(one, other, **EXACT)
 
 
-def test_two_workers_with_shards_resume_what_one_learns(data, tmp_path):
+def test_two_workers_with_a_memory_resume_what_one_learns(data, tmp_path):
     # batch norm cancels the bias before it, whose gradient consists of rounding errors: a large
     # epsilon keeps Adam from turning them into steps
     options = f"""--arch transformer_xl --decoder-layers 2 --decoder-embed-dim 16
@@ -61,15 +61,11 @@ def test_two_workers_with_shards_resume_what_one_learns(data, tmp_path):
     --adam-eps 1e-3 --lr 0.01 --memory-lr 0.05 --clip-norm 0.5""".split()
     one, two = tmp_path / "one", tmp_path / "two"
     train(data, one, "--max-update", 4, "--disable-validation", *options, model=())
-    # with validation, before which the recurrence of all streams is gathered
-    for updates, shards in (
-        (2, ()),
-        (3, ("--memory-shard-values",)),
-        (4, ("--memory-shard-values",)),
-    ):
-        train(data, two, "--max-update", updates, *shards, *options, model=(), workers=2)
-    values = parameters(two)["decoder.layers.1.feed_forward.memory.values"]
-    assert values.shape == (64, 16)
+    # with validation, before which the pasts of all streams are gathered
+    for updates in (2, 4):
+        train(data, two, "--max-update", updates, *options, model=(), workers=2)
+    (table,) = (name for name in parameters(two) if name.endswith("values.weight"))
+    assert parameters(two)[table].shape == (64, 16)
     assert_equal(parameters(two), parameters(one), rtol=1e-4, atol=1e-5)
     moments = (
         torch.load(folder / "checkpoint_last.pt", weights_only=True)["last_optimizer_state"]

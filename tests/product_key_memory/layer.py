@@ -3,32 +3,53 @@
 import torch
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.parameters import set_update_rule
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
+from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import (
+    AdamWithMemoryConfig,
+    FairseqAdamWithMemory,
+    hide_from_fairseq,
+)
+from fairseq_plugins.product_key_memory.query import QueryNetwork
 from tests.optimizers import adam_options
 
 # width and slots of the memories in double precision, and the tokens that they read
 D, K, TOKENS = 6, 25, 7
 PADDING = torch.tensor([False, True, False, False, True, True, False])
+# arguments of the query network and of the output
+QUERY = {"hidden_dims", "batch_norm", "layer_norm", "query_dropout", "input_dropout"}
+OUTPUT = {"norm", "gate", "value_dropout"}
 EVERYTHING = {
-    "query_hidden_dims": (5, 3),
-    "query_batch_norm": True,
-    "query_layer_norm": True,
+    "hidden_dims": (5, 3),
+    "batch_norm": True,
+    "layer_norm": True,
     "value_dim": 3,
-    "output_norm": True,
-    "output_gate": True,
+    "norm": True,
+    "gate": True,
 }
 
 
-def exact_memory(seed=1, **options):
+def build_memory(embed_dim, heads, query_dim, **options):
+    """Build a memory; options may be those of its query network and its output."""
+    query = {name: value for name, value in options.items() if name in QUERY}
+    output = {name: value for name, value in options.items() if name in OUTPUT}
+    rest = {name: options[name] for name in options.keys() - QUERY - OUTPUT}
+    for given, name in ((query, "query_dropout"), (output, "value_dropout")):
+        if name in given:
+            given["dropout"] = given.pop(name)
+    if query:
+        rest["query"] = QueryNetwork(embed_dim, heads, query_dim, **query)
+    if output:
+        rest["output"] = MemoryOutput(embed_dim, options.get("value_dim") or embed_dim, **output)
+    return ProductKeyMemory(embed_dim, heads=heads, query_dim=query_dim, **rest)
+
+
+def exact_memory(seed=1, heads=2, query_dim=4, **options):
     """Build a memory in double precision: 2 heads read 4 slots each; all weights are random."""
     torch.manual_seed(seed)
-    sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
-    memory = ProductKeyMemory(D, **{**sizes, **options}).double()
+    memory = build_memory(D, heads, query_dim, **{"slots": K, "knn": 4, **options}).double()
     # norms are initialized to 0 or 1
-    for norm in [*memory.query_network.children(), memory.output_norm]:
-        if hasattr(norm, "bias"):
+    for norm in [*memory.query.children(), *memory.output.children()]:
+        if isinstance(norm, nn.LayerNorm) or hasattr(norm, "running_mean"):
             nn.init.normal_(norm.weight)
             nn.init.normal_(norm.bias)
         if hasattr(norm, "running_mean"):
@@ -47,14 +68,13 @@ WIDTH, SLOTS = 8, 64
 
 def hide_values(memory):
     """Keep the values' gradient beside autograd, for adam_with_memory."""
-    memory.keep_gradient_beside_autograd()
-    set_update_rule(memory.keys.subkeys, memory.table)
+    hide_from_fairseq(memory)
     return memory
 
 
 def make_memory(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
     torch.manual_seed(seed)
-    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4, **choices)
+    memory = build_memory(WIDTH, 2, 4, slots=slots, knn=knn, **choices)
     return hide_values(memory) if apart else memory
 
 
@@ -75,9 +95,7 @@ class Pair(nn.Module):
 
 def make_pair(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
     first = make_memory(apart, slots, knn, seed, **choices)
-    second = ProductKeyMemory(
-        WIDTH, slots=slots, heads=1, knn=knn, query_dim=6, values_of=first, **choices
-    )
+    second = build_memory(WIDTH, 1, 6, slots=slots, knn=knn, values=first.values, **choices)
     return Pair(first, hide_values(second) if apart else second)
 
 

@@ -25,7 +25,7 @@ def trained():
 
 def test_two_threads_compute_exactly_what_one_does():
     """Compare selection, sums and updates; a step that divides by 0 raises nothing."""
-    threads, found = torch.get_num_threads(), []
+    threads, results = torch.get_num_threads(), []
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
@@ -39,11 +39,11 @@ def test_two_threads_compute_exactly_what_one_does():
             cpu_kernels.update_rows(*tables, rows, draw(20, WIDTH), *numbers, 1e-8)
             cpu_kernels.update_rows(*zeros, rows, torch.zeros(20, WIDTH), *numbers, 0.0)
             assert zeros[0][rows].isnan().all()
-            found.append((*pairs, sums, *tables))
+            results.append((*pairs, sums, *tables))
     finally:
         torch.set_num_threads(threads)
-    assert all(map(torch.equal, *found))
-    assert all(x.isfinite().all() for x in found[0])
+    assert all(map(torch.equal, *results))
+    assert all(x.isfinite().all() for x in results[0])
 
 
 def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatch, caplog):

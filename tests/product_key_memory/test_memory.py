@@ -1,17 +1,14 @@
-"""The memory layer and its queries: the reference, padding, dropout, batch norm, compilers."""
+"""The memory layer: the reference, padding, dropout, half precision, compilers, torch.func."""
 
 import copy
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
-from fairseq_plugins.product_key_memory.search import SEARCHES
-from fairseq_plugins.product_key_memory.usage import MemoryUsage
+from fairseq_plugins.product_key_memory.search import KERNELS
+from fairseq_plugins.product_key_memory.values import Values
 from tests.gradients import assert_same
 from tests.product_key_memory.layer import EVERYTHING, PADDING, TOKENS, D, K, draw, exact_memory
 from tests.reference.product_key_memory import product_key_memory
@@ -28,15 +25,15 @@ KEYS = pytest.mark.parametrize("keys", ["product", "flat"])
         {"knn": 1},
         {"knn": K},
         {"heads": 1, "knn": 7},
-        {"query_batch_norm": True},
-        {"query_layer_norm": True},
-        {"query_hidden_dims": (5,)},
+        {"batch_norm": True},
+        {"layer_norm": True},
+        {"hidden_dims": (5,)},
         {"value_dim": 3},
-        {"output_norm": True},
-        {"output_gate": True},
-        {"search": "plain"},
-        {"search": "plain", "knn": K},
-        {"search": "plain", **EVERYTHING},
+        {"norm": True},
+        {"gate": True},
+        {"kernel": "plain"},
+        {"kernel": "plain", "knn": K},
+        {"kernel": "plain", **EVERYTHING},
         EVERYTHING,
     ],
 )
@@ -48,7 +45,7 @@ def test_values_and_all_gradients_equal_the_reference(options, keys, padding, mo
     if padding:
         x.data[PADDING] = torch.nan
     # in evaluation, batch norm uses its running statistics
-    for training in (True, False) if memory.query_network.batch_norm else (True,):
+    for training in (True, False) if memory.query.batch_norm else (True,):
         memory.train(training)
         slow = product_key_memory(memory, x, padding and PADDING.tolist())
         assert_same(memory(x, mask), slow, [x, *memory.parameters()])
@@ -61,10 +58,10 @@ def test_a_batch_of_sequences_is_read_as_the_reference_reads_its_tokens(keys):
     assert_same(memory(x, mask), slow, [x, *memory.parameters()])
 
 
-@pytest.mark.parametrize("search", ["torch", "plain"])
-def test_shared_values_and_all_gradients_equal_the_reference(search):
-    first = exact_memory(value_dim=3, search=search)
-    second = exact_memory(2, value_dim=3, search=search, heads=1, output_gate=True, values_of=first)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_shared_values_and_all_gradients_equal_the_reference(kernel):
+    first = exact_memory(value_dim=3, kernel=kernel)
+    second = exact_memory(2, 1, value_dim=3, kernel=kernel, gate=True, values=first.values)
     x = draw(TOKENS, D)
     slow = product_key_memory(second, x + product_key_memory(first, x))
     parameters = torch.nn.ModuleList([first, second]).parameters()
@@ -72,11 +69,11 @@ def test_shared_values_and_all_gradients_equal_the_reference(search):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("kernel", KERNELS)
 @KEYS
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 2)])
-def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, search, sparse):
-    memory = exact_memory(keys=keys, search=search, sparse=sparse, **EVERYTHING)
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4), (2, 2)])
+def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, kernel, sparse):
+    memory = exact_memory(keys=keys, kernel=kernel, sparse=sparse, **EVERYTHING)
     state = copy.deepcopy(memory.state_dict())
     x = draw(*shape, D)
     out = memory(x, torch.ones(shape, dtype=torch.bool))
@@ -87,32 +84,17 @@ def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, search, spa
     torch.testing.assert_close(dict(memory.state_dict()), dict(state), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"value_dim": 3}, {"output_norm": True}, {"output_gate": True}, EVERYTHING]
-)
-def test_a_memory_can_start_with_an_output_of_zero_and_learn(options):
-    memory = ProductKeyMemory(D, slots=K, knn=4, query_dim=4, zero_init=True, **options).double()
-    x = draw(TOKENS, D)
-    out = memory(x)
-    assert not out.any()
-    out.sum().backward()
-    assert any(p.grad is not None and p.grad.any() for p in memory.parameters())
-
-
 @KEYS
 @pytest.mark.parametrize("packed", [True, False])
-def test_reads_and_statistics_are_those_of_real_tokens(keys, packed, monkeypatch):
+def test_padding_changes_neither_reads_nor_statistics(keys, packed, monkeypatch):
     monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: packed)
     x = draw(TOKENS, D)
-    padded, real = (exact_memory(keys=keys, query_batch_norm=True) for _ in range(2))
-    for memory, tokens, mask in ((padded, x, PADDING), (real, x[~PADDING], None)):
-        # one-hot values, so the output shows which slots were read
-        memory.values.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()
-        memory.usage = MemoryUsage(K, 2, by_head=True)
-        out = memory(tokens, mask)
-        assert memory.usage.tokens == (~PADDING).sum()
-        assert memory.usage.reads.sum(1).tolist() == pytest.approx([4.0, 4.0])
-        torch.testing.assert_close(memory.usage.total()[:D], out.detach().sum(0))
+    padded, real = (exact_memory(keys=keys, batch_norm=True) for _ in range(2))
+    assert torch.equal(padded(x, PADDING)[~PADDING], real(x[~PADDING]))
+    assert not padded(x, PADDING)[PADDING].any()
+    real(x[~PADDING])
+    real(x[~PADDING])
+    padded(x, PADDING)
     torch.testing.assert_close(list(padded.buffers()), list(real.buffers()))
 
 
@@ -122,18 +104,21 @@ def test_a_recomputed_pass_does_as_the_first_one(training, monkeypatch):
     rule = memory_layer.packs_tokens
     monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, mode: rule(x.to("meta"), mode))
     memory = exact_memory(value_dropout=0.3).train(training)
-    x, found = draw(TOKENS, D), []
+    x, outputs = draw(TOKENS, D), []
     for grad in (False, True):
         torch.manual_seed(3)
         with torch.set_grad_enabled(grad):
-            found.append(memory(x, PADDING).detach())
-    assert torch.equal(*found)
+            outputs.append(memory(x, PADDING).detach())
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("option", ["query_dropout", "input_dropout", "value_dropout"])
 @pytest.mark.parametrize("value_dim", [None, 3])
 def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
-    plain, memory = (exact_memory(value_dim=value_dim, **given) for given in ({}, {option: 0.5}))
+    plain, memory = (
+        exact_memory(value_dim=value_dim, **dropout) for dropout in ({}, {option: 0.5})
+    )
+    memory.load_state_dict(plain.state_dict())
     x = draw(TOKENS, D)
     assert not torch.allclose(memory(x), plain(x))
     assert torch.equal(memory.eval()(x), plain(x))
@@ -158,9 +143,10 @@ def test_half_precision_runs_and_comes_near_single_precision(options):
 def test_values_start_normal_with_variance_one_over_their_width():
     torch.manual_seed(1)
     memory = ProductKeyMemory(16, 64**2, value_dim=64, query_dim=4)
-    assert memory.values.shape == (64**2, 64)
+    values = memory.values.weight
+    assert values.shape == (64**2, 64)
     # shares of 262,144 draws within 1, 2 and 3 standard deviations of 1/8
-    shares = [(memory.values.abs() < bound / 8).sum().item() / 64**3 for bound in (1, 2, 3)]
+    shares = [(values.abs() < bound / 8).sum().item() / 64**3 for bound in (1, 2, 3)]
     assert shares == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.005)
 
 
@@ -169,10 +155,10 @@ def test_defaults_are_the_papers():
         memory = ProductKeyMemory(1024)
     shapes = {name: tuple(p.shape) for name, p in memory.named_parameters()}
     assert shapes == {
-        "query_network.layers.0.weight": (4 * 256, 1024),
-        "query_network.layers.0.bias": (4 * 256,),
+        "query.layers.0.weight": (4 * 256, 1024),
+        "query.layers.0.bias": (4 * 256,),
         "keys.subkeys": (4, 2, 512, 128),
-        "values": (512**2, 1024),
+        "values.weight": (512**2, 1024),
     }
     assert memory.knn == 32
 
@@ -180,7 +166,7 @@ def test_defaults_are_the_papers():
 # --- compilers, and the meta device
 
 VARIANTS = pytest.mark.parametrize(
-    "variant", [{}, {"keys": "flat"}, {"query_batch_norm": True}, EVERYTHING]
+    "variant", [{}, {"keys": "flat"}, {"batch_norm": True}, EVERYTHING]
 )
 MASKS = pytest.mark.parametrize("mask", [None, PADDING], ids=["", "padded"])
 
@@ -191,7 +177,7 @@ MASKS = pytest.mark.parametrize("mask", [None, PADDING], ids=["", "padded"])
         ({}, None),
         *(
             pytest.param(variant, mask, marks=pytest.mark.slow)
-            for variant in ({"keys": "flat"}, {"query_batch_norm": True}, EVERYTHING)
+            for variant in ({"keys": "flat"}, {"batch_norm": True}, EVERYTHING)
             for mask in (None, PADDING)
         ),
     ],
@@ -202,15 +188,15 @@ def test_a_compiled_and_an_exported_memory_are_one_graph_with_the_same_gradients
     torch.compiler.reset()
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
     x = draw(TOKENS, D)
-    found = []
+    results = []
     for module, memory in ((eager, eager), (compiled, twin)):
         out = module(x, mask)
         gradients = torch.autograd.grad(out.square().sum(), [x, *memory.parameters()])
-        found.append([out.detach(), *gradients, *memory.buffers()])
-    torch.testing.assert_close(*found)
-    given = (x.detach(),) if mask is None else (x.detach(), mask)
-    exported = torch.export.export(twin.eval(), given).module()
-    torch.testing.assert_close(exported(*given), eager.eval()(*given))
+        results.append([out.detach(), *gradients, *memory.buffers()])
+    torch.testing.assert_close(*results)
+    inputs = (x.detach(),) if mask is None else (x.detach(), mask)
+    exported = torch.export.export(twin.eval(), inputs).module()
+    torch.testing.assert_close(exported(*inputs), eager.eval()(*inputs))
 
 
 @VARIANTS
@@ -224,64 +210,89 @@ def test_a_memory_on_the_meta_device_gives_shapes(variant, mask, training, spars
     out.sum().backward()
     assert out.is_meta
     assert out.shape == x.grad.shape == x.shape
-    assert memory.values.grad.shape == memory.values.shape
+    assert memory.values.weight.grad.shape == memory.values.weight.shape
 
 
 @KEYS
 def test_a_plain_memory_has_higher_derivatives(keys):
-    memory = exact_memory(search="plain", keys=keys, query_batch_norm=True)
+    memory = exact_memory(kernel="plain", keys=keys, batch_norm=True)
     assert torch.autograd.gradgradcheck(memory, draw(3, D))
 
 
-FEATURES = 8
+def test_a_fast_memory_refuses_higher_derivatives():
+    memory, x = exact_memory(), draw(3, D)
+    with pytest.raises(ValueError, match=r"create_graph=True .* kernel='plain'"):
+        torch.autograd.grad(memory(x).sum(), x, create_graph=True)
 
 
-def twins():
-    """Return our norm and torch's; they share weights, so both outputs have gradients for them."""
-    ours, torchs = SyncBatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
-    ours.weight.data, ours.bias.data = torch.linspace(-1, 2, FEATURES), torch.arange(FEATURES) / 3
-    torchs.weight, torchs.bias = ours.double().weight, ours.bias
-    return ours, torchs.double()
+@KEYS
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_transforms_of_torch_func_give_autograds_gradients(keys, kernel):
+    memory, x = exact_memory(keys=keys, kernel=kernel), draw(TOKENS, D)
+    weights = dict(memory.named_parameters())
+
+    def loss(weights, x):
+        return torch.func.functional_call(memory, weights, x).square().sum()
+
+    expected = torch.autograd.grad(loss(weights, x), [*weights.values(), x])
+    gradients, of_x = torch.func.grad(loss, argnums=(0, 1))(weights, x)
+    torch.testing.assert_close([*gradients.values(), of_x], list(expected))
+    of_tokens = torch.func.vmap(torch.func.grad(loss, argnums=1), in_dims=(None, 0))(weights, x)
+    torch.testing.assert_close(of_tokens, of_x)
 
 
-def test_batch_norm_is_that_of_torch():
-    ours, torchs = twins()
-    for tokens, training in ((2, True), (30, True), (7, True), (4, False)):
-        x = (3 * draw(tokens, FEATURES) + torch.arange(FEATURES)).detach().requires_grad_()
-        out, expected = (norm.train(training)(x) for norm in (ours, torchs))
-        assert_same(out, expected, [x, ours.weight, ours.bias])
-        expected = dict(torchs.state_dict())
-        # torch also counts batches
-        expected.pop("num_batches_tracked", None)
-        torch.testing.assert_close(dict(ours.state_dict()), expected)
+# --- adapters, hooks, and weights that are swapped
 
 
-@pytest.mark.parametrize("offset", [0, 100, 1000])
-def test_single_precision_is_enough_where_the_mean_is_large(offset):
-    x, (ours, torchs) = torch.randn(300, FEATURES) + offset, twins()
-    exact = torchs(x.double())
-    # float32 rounds a number by up to 2^-24 of its size
-    tolerance = {"rtol": 0, "atol": 1e-5 + 1e-6 * offset}
-    torch.testing.assert_close(ours.float()(x).double(), exact, **tolerance)
+def test_a_projection_that_was_replaced_or_has_a_hook_is_called():
+    memory, x = exact_memory(gate=True), draw(TOKENS, D)
+    before, called = memory(x).detach(), []
+    for module in memory.modules():
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    memory(x)
+    # the empty dropouts of the query network and the output are called too
+    assert set(called) == set(memory.modules())
+    linear = memory.query.layers[0]
+    memory.query.layers[0] = torch.nn.Sequential(linear, torch.nn.Linear(8, 8).double())
+    assert not torch.allclose(memory(x), before)
 
 
-def test_a_cast_model_keeps_statistics_that_can_follow_small_changes():
-    network = QueryNetwork(D, 2, 4, batch_norm=True).bfloat16()
-    assert {x.dtype for x in network.batch_norm.state_dict().values()} == {torch.float32}
-    assert network.double().batch_norm.running_mean.dtype == torch.float64
-    network.bfloat16()
-    for training in (True, False):
-        x = torch.randn(7, D).bfloat16()
-        assert network.train(training)(x).dtype == torch.bfloat16
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_that_change_in_any_way_are_read_at_once(training):
+    memory, other = (exact_memory(seed, **EVERYTHING).train(training) for seed in (1, 2))
+    x = draw(TOKENS, D)
+    memory(x)
+    for mine, theirs in zip(memory.state_dict().values(), other.state_dict().values(), strict=True):
+        mine.data.numpy()[...] = theirs.numpy()
+    assert torch.equal(memory(x), other(x))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activations_computed_again_are_counted_once(reentrant):
-    plain = QueryNetwork(D, 2, 4, batch_norm=True).double()
-    again, x = copy.deepcopy(plain), draw(7, D)
-    plain(x).square().sum().backward()
-    checkpoint(again, x, use_reentrant=reentrant).square().sum().backward()
-    found, expected = (
-        [*network.buffers(), *(p.grad for p in network.parameters())] for network in (again, plain)
-    )
-    torch.testing.assert_close(found, expected)
+# --- errors name the argument, its value and the remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"slots": 0}, "`slots` is 0: .* at least 1"),
+        ({"heads": 0}, "`heads` is 0: .* at least 1"),
+        ({"query_dim": 0}, "`query_dim` is 0: .* at least 1"),
+        ({"knn": 0}, "`knn` is 0: .* from 1 to `slots`, 25"),
+        ({"knn": 26}, "`knn` is 26: .* from 1 to `slots`, 25"),
+        ({"keys": "round"}, "`keys` is 'round': .* product, flat"),
+        ({"kernel": "slow"}, "`kernel` is 'slow': .* fast, plain"),
+        ({"slots": 26}, "`slots` is 26: .* 25 or 36"),
+        ({"query_dim": 7}, "`query_dim` is 7: .* even"),
+        ({"values": Values(36, D)}, r"are 25 and 6, .* have \(36, 6\): .* same"),
+        ({"values": Values(25, 3)}, r"are 25 and 6, .* have \(25, 3\): .* same"),
+    ],
+)
+def test_arguments_that_no_memory_can_have_are_refused(options, words):
+    arguments = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4, **options}
+    with pytest.raises(ValueError, match=words):
+        ProductKeyMemory(D, **arguments)
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(TOKENS), torch.zeros(1) > 0])
+def test_a_mask_that_is_not_the_inputs_is_refused(mask):
+    with pytest.raises(ValueError, match=r"`padding_mask` is .*: give booleans, \(7,\)"):
+        exact_memory()(draw(TOKENS, D), mask)

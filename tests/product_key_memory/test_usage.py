@@ -1,24 +1,12 @@
-"""Usage and KL divergence: their formulas, heads, workers, and their logs in validation."""
+"""Usage and KL divergence: their formulas, heads, and what a hook records."""
 
-import copy
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
-from fairseq.logging import metrics
 
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
-from tests import tiny
-from tests.product_key_memory.tiny import (
-    BUILDERS,
-    build,
-    memories,
-    padded,
-    score,
-    tiny_language_model,
-)
-from tests.two_workers import on_two_workers
+from tests.product_key_memory.layer import PADDING, TOKENS, D, K, draw, exact_memory
 
 SLOTS = 8
 
@@ -40,105 +28,37 @@ def test_figures_are_those_of_the_formulas(weights, expected):
     assert kl_from_uniform(reads) == pytest.approx(kl)
 
 
-def test_weights_of_a_slot_are_summed_over_tokens_and_records_and_heads_apart_if_asked_for():
+def test_weights_of_a_slot_are_summed_over_tokens_and_records_for_each_head():
     slots = torch.tensor([[[0, 1], [1, 2]], [[3, 3], [0, 7]]])
     weights = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.5, 0.5], [0.125, 0.875]]])
-    apart, together = MemoryUsage(SLOTS, 2, by_head=True), MemoryUsage(SLOTS, 2)
-    one_head = MemoryUsage(SLOTS, 1, by_head=True)
+    recorded, one_head = MemoryUsage(SLOTS, 2), MemoryUsage(SLOTS, 1)
     for _ in range(2):
-        for recorded in (apart, together):
-            recorded.record(slots, weights)
+        recorded.record(slots, weights)
         one_head.record(slots[:, :1], weights[:, :1])
-    assert apart.reads.tolist() == [[0.5, 1.5, 0, 2, 0, 0, 0, 0], [0.25, 1, 1, 0, 0, 0, 0, 1.75]]
-    assert together.reads.tolist() == [[0.75, 2.5, 1, 2, 0, 0, 0, 1.75]]
-    assert torch.equal(apart.total(), together.total())
-    assert torch.equal(one_head.reads, apart.reads[:1])
-    assert together.tokens == 4
-    together.clear()
-    # without reads, usage is 0 and the divergence is undefined
-    assert (usage(together.total()), together.tokens) == (0, 0)
-    assert math.isnan(kl_from_uniform(together.total()))
+    assert recorded.reads.tolist() == [
+        [0.5, 1.5, 0, 2, 0, 0, 0, 0],
+        [0.25, 1, 1, 0, 0, 0, 0, 1.75],
+    ]
+    assert recorded.total().tolist() == [0.75, 2.5, 1, 2, 0, 0, 0, 1.75]
+    assert torch.equal(one_head.reads, recorded.reads[:1])
+    assert recorded.tokens == 4
 
 
-def record_on(rank):
-    """Worker 0 reads slots 0 and 1, worker 1 nothing at first and then slots 1 and 5."""
-    recorded = MemoryUsage(SLOTS, 2, by_head=True)
-    weights = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]])
-    if rank == 0:
-        recorded.record(torch.tensor([[[0, 1], [0, 7]]]), weights)
-    first = recorded.total()
-    if rank == 1:
-        recorded.record(torch.tensor([[[5, 1], [5, 1]]]), weights)
-    # asking again must not add the reads again
-    return first, recorded.total(), recorded.total(), recorded.reads
+def test_without_reads_usage_is_0_and_the_divergence_is_undefined():
+    assert usage(torch.zeros(SLOTS)) == 0
+    assert math.isnan(kl_from_uniform(torch.zeros(SLOTS)))
 
 
-def test_reads_of_two_workers_are_summed(tmp_path):
-    for first, second, again, own in on_two_workers(record_on, tmp_path):
-        assert first.tolist() == [1.25, 0.75, 0, 0, 0, 0, 0, 0]
-        assert second.tolist() == [1.25, 1.5, 0, 0, 0, 1.25, 0, 0]
-        assert torch.equal(again, second)
-        assert own.sum().item() == 2
-
-
-# --- logs in validation
-
-
-def test_each_pass_of_validation_has_figures_of_its_own():
-    model = tiny_language_model(memory_layers="2", memory_query_batch_norm=True)
-    (memory,) = memories(model)
-    one, other = [tiny.tokens(2, 4, 1), padded(5, 3)], [tiny.tokens(1, 3, 3)]
-    model.train()(tiny.tokens(3, 6, 4))
-    for batches in (one, other, one):
-        memory.usage = MemoryUsage(len(memory.values), memory.heads)
-        for batch in batches:
-            model.eval().decoder(batch)
-        reads, memory.usage = memory.usage.total(), None
-        # as fairseq's validate() does
-        with metrics.aggregate(new_root=True) as found:
-            for batch in batches:
-                with metrics.aggregate("valid"), torch.no_grad():
-                    model(batch)
-        assert found.get_smoothed_values() == {
-            "memory2_usage": round(100 * usage(reads), 2),
-            "memory2_kl": pytest.approx(kl_from_uniform(reads), abs=1e-4),
-        }
-
-
-@pytest.mark.parametrize("kind", BUILDERS)
-def test_models_name_the_layer_and_the_part(kind):
-    # a copy, as --store-ema makes
-    model, batch = copy.deepcopy(build(kind).eval()), padded(6, 4)
-    names = ["encoder_memory2", "decoder_memory1"] if kind == "translation" else ["memory2"]
-    with metrics.aggregate(new_root=True) as found, torch.no_grad():
-        score(model, batch)
-        # as generation does in validation (--eval-bleu)
-        before = dict(found.get_smoothed_values())
-        if kind == "translation":
-            model.encoder(tiny.tokens(3, 9, 7))
-        assert found.get_smoothed_values() == before
-    of_memories = {name: figure for name, figure in before.items() if "memory" in name}
-    assert list(of_memories) == [f"{name}_{figure}" for name in names for figure in ("usage", "kl")]
-    assert all(figure > 0 for figure in of_memories.values())
-
-
-def test_nothing_is_recorded_outside_validation():
-    model = tiny_language_model(memory_layers="2")
-    (memory,) = memories(model)
-    seen = []
-    memory.register_forward_hook(lambda *_: seen.append(memory.usage))
-    with metrics.aggregate("train"):
-        model.train()(tiny.tokens(1, 3))
-    with torch.no_grad():
-        model.eval()(tiny.tokens(1, 3))
-    with metrics.aggregate(new_root=True):
-        model.train()(tiny.tokens(1, 3))
-    assert seen == [None, None, None]
-    assert not any("memory" in key for key in metrics.get_smoothed_values("default"))
-    # a failed pass leaves nothing behind
-    for batch in (tiny.tokens(1, 3), torch.full((1, 3), 10_000)):
-        failing = pytest.raises(IndexError) if batch.max() == 10_000 else nullcontext()
-        with metrics.aggregate(new_root=True), torch.no_grad(), failing:
-            model.eval()(batch)
-        assert isinstance(seen[-1], MemoryUsage)
-        assert memory.usage is None
+@pytest.mark.parametrize("keys", ["product", "flat"])
+def test_a_hook_of_the_keys_records_what_real_tokens_read(keys):
+    memory, x = exact_memory(keys=keys), draw(TOKENS, D)
+    # one-hot values, so the output shows which slots were read
+    memory.values.weight.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()
+    recorded = MemoryUsage(K, 2)
+    hook = memory.keys.register_forward_hook(recorded)
+    summed = memory(x, PADDING).detach().sum(0)
+    hook.remove()
+    memory(x)
+    assert recorded.tokens == (~PADDING).sum()
+    assert recorded.reads.sum(1).tolist() == pytest.approx([4.0, 4.0])
+    torch.testing.assert_close(recorded.total()[:D], summed)

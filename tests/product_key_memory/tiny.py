@@ -61,8 +61,6 @@ def build(kind, **options):
     if kind == "translation":
         placed = {"encoder_memory_layers": "2", "decoder_memory_layers": "1"}
         options["optimizer"] = options.pop("memory_optimizer", None)
-    if kind == "all_attention" and "memory_parallel" in options:
-        placed["decoder_ffn_embed_dim"] = 24
     return BUILDERS[kind](**{**MEMORY, **placed, **options})
 
 

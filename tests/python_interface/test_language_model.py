@@ -1,5 +1,8 @@
 """Scores, streams and continuations of language models, in one process."""
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -29,21 +32,77 @@ def test_texts_in_pieces_and_in_batches_have_the_scores_of_the_whole(models, kin
         assert len(stream) == len(TEXT)
     texts = [TEXT[:5], TEXT, "\n", TEXT[7:40], "p"]
     for batch_size in (1, 2, 16):
-        for found, text in zip(model.score(texts, batch_size), texts, strict=True):
+        for score, text in zip(model.score(texts, batch_size), texts, strict=True):
             alone = model.score(text)
-            assert found.tokens == alone.tokens
-            np.testing.assert_allclose(found.log_probs, alone.log_probs, atol=2e-5)
+            assert score.tokens == alone.tokens
+            np.testing.assert_allclose(score.log_probs, alone.log_probs, atol=2e-5)
 
 
-def test_streams_are_of_their_own(models):
+def test_streams_go_on_by_themselves(models):
     model = models("recurrent")
     one, other = model.stream(), model.stream()
-    found = []
+    log_probs = []
     for begin in range(0, 30, 10):
-        found.append(one.score(TEXT[begin : begin + 10]).log_probs)
+        log_probs.append(one.score(TEXT[begin : begin + 10]).log_probs)
         other.score(TEXT[::-1][begin : begin + 10])
     expected = model.score(TEXT[:30]).log_probs
-    np.testing.assert_allclose(np.concatenate(found), expected, atol=2e-5)
+    np.testing.assert_allclose(np.concatenate(log_probs), expected, atol=2e-5)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda stream: pickle.loads(pickle.dumps(stream)),
+}
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "spans", "absolute", "blocks"])
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("length", [8, 13, 21])
+def test_copies_of_a_stream_go_on_by_themselves(models, kind, how, length):
+    model, rests = models(kind), ("abc\npa", "kkkkkkkkkk")
+    expected = [model.score(TEXT[:length] + rest).log_probs[length:] for rest in rests]
+    for original_first in (True, False):
+        stream = model.stream()
+        stream.score(TEXT[:length])
+        both = [stream, COPIES[how](stream)]
+        order = (0, 1) if original_first else (1, 0)
+        # letter by letter, in turns
+        log_probs = [[], []]
+        for place in range(10):
+            for number in order:
+                piece = rests[number][place : place + 1]
+                if piece:
+                    log_probs[number] += both[number].score(piece).log_probs.tolist()
+        for number in order:
+            np.testing.assert_allclose(log_probs[number], expected[number], atol=2e-5)
+            assert len(both[number]) == length + len(rests[number])
+
+
+CHANGES = {
+    "copy_": lambda weight, new: weight.copy_(new),
+    "data =": lambda weight, new: setattr(weight, "data", new.clone()),
+    "data.copy_": lambda weight, new: weight.data.copy_(new),
+    "numpy": lambda weight, new: np.copyto(weight.detach().numpy(), new.numpy()),
+}
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "spans", "streams", "absolute"])
+@pytest.mark.parametrize("how", CHANGES)
+def test_changed_weights_are_noticed(saved, kind, how):
+    used, fresh = (load(saved / f"{kind}.pt", saved / "text") for _ in range(2))
+    before = used.score(TEXT).log_probs
+    used.generate("ab", 4)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for one, other in zip(used.model.parameters(), fresh.model.parameters(), strict=True):
+            new = one.detach() * (1 + 0.3 * torch.randn(one.shape, generator=generator))
+            CHANGES[how](one, new)
+            other.copy_(new)
+    after = used.score(TEXT).log_probs
+    np.testing.assert_array_equal(after, fresh.score(TEXT).log_probs)
+    assert np.abs(after - before).max() > 0.01
+    assert used.generate("ab", 9) == fresh.generate("ab", 9)
 
 
 def test_a_score_has_its_tokens_and_the_usual_figure(models):
@@ -56,13 +115,12 @@ def test_a_score_has_its_tokens_and_the_usual_figure(models):
 
 
 def test_segments_and_options_are_those_asked_for(saved, models):
-    found = load(saved / "recurrent.pt", saved / "text", tokens_per_sample=3, mem_len=100)
-    assert found.segment == 3
+    short = load(saved / "recurrent.pt", saved / "text", tokens_per_sample=3, mem_len=100)
+    assert short.segment == 3
     covering = load(saved / "recurrent.pt", saved / "text", tokens_per_sample=100, mem_len=100)
-    np.testing.assert_allclose(
-        found.score(TEXT).log_probs, covering.score(TEXT).log_probs, atol=2e-5
-    )
-    assert np.abs(models("recurrent").score(TEXT).log_probs - found.score(TEXT).log_probs).max() > 0
+    log_probs = short.score(TEXT).log_probs
+    np.testing.assert_allclose(log_probs, covering.score(TEXT).log_probs, atol=2e-5)
+    assert np.abs(models("recurrent").score(TEXT).log_probs - log_probs).max() > 0
     longer = load(saved / "absolute.pt", saved / "text", extended_context=2)
     assert (longer.segment, longer.context) == (8, 2)
 
@@ -78,13 +136,13 @@ def test_a_prompt_is_continued_by_what_is_likeliest(saved, kind):
             letter: model.score(text[:end] + letter).log_probs[-1] for letter in "abcdefghijklmnop"
         }
         assert text[end] in ("<", max(scores, key=scores.get))
-    (found,) = model.hypotheses("abc", 4)
-    assert found.text == text
+    (best,) = model.hypotheses("abc", 4)
+    assert best.text == text
     expected = model.score(text).log_probs
-    np.testing.assert_allclose(found.log_probs[:7], expected, atol=2e-5)
+    np.testing.assert_allclose(best.log_probs[:7], expected, atol=2e-5)
 
 
-def test_samples_are_those_of_their_seed_and_temperature(saved, models):
+def test_samples_are_those_of_their_seed_and_temperature(models):
     model = models("recurrent")
     state = torch.get_rng_state()
     first, again, other = (model.generate("ab", 30, top_k=5, seed=seed) for seed in (1, 1, 2))
@@ -99,11 +157,22 @@ def test_samples_are_those_of_their_seed_and_temperature(saved, models):
     # the symbols forced by the prompt are then too unlikely for single precision
     blocks = models("blocks")
     assert blocks.generate("ab", 6, sampling=True, temperature=1e-6) == blocks.generate("ab", 6)
-    # the temperatures of scores and of generation multiply
-    model = load(saved / "recurrent.pt", saved / "text", softmax_temperature=2.0)
-    found = model.generate("ab", 30, sampling=True, temperature=1.5, seed=1)
-    assert found == models("recurrent").generate("ab", 30, sampling=True, temperature=3.0, seed=1)
-    assert model.score(TEXT).nats != pytest.approx(models("recurrent").score(TEXT).nats, abs=1e-3)
+    warmer = [model.generate("ab", 30, sampling=True, temperature=t, seed=1) for t in (1.0, 3.0)]
+    assert warmer[0] != warmer[1]
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "spans"])
+@pytest.mark.parametrize("options", [{"sampling": True}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+def test_samples_in_threads_are_those_of_their_seeds(models, kind, options):
+    model = models(kind)
+
+    def sample(seed):
+        return model.generate("ab", 20, seed=seed, **options)
+
+    expected = list(map(sample, range(8)))
+    assert len(set(expected)) > 1
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(sample, range(8))) == expected
 
 
 def test_generation_stops_where_the_line_does_if_asked_to(saved, models, tmp_path):
@@ -140,10 +209,10 @@ def test_the_beginning_of_sentences_is_a_symbol_of_text(saved, kind, beam):
     score = model.score("<s> a b\n<s> c")
     assert score.tokens == ["<s>", "a", "b", "</s>", "<s>", "c"]
     assert score.log_probs[[0, 4]] == pytest.approx(-0.1)
-    found = model.hypotheses("<s> a", 4, beam=beam)
-    assert len(found) == beam
-    assert found[0].tokens == ["<s>", "a", *["<s>"] * 4]
-    assert found[0].log_probs[2:] == pytest.approx([-0.1] * 4 + [0])
+    best, *others = model.hypotheses("<s> a", 4, beam=beam)
+    assert len(others) == beam - 1
+    assert best.tokens == ["<s>", "a", *["<s>"] * 4]
+    assert best.log_probs[2:] == pytest.approx([-0.1] * 4 + [0])
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -152,10 +221,10 @@ def test_the_beginning_of_sentences_is_a_symbol_of_text(saved, kind, beam):
 def test_no_sequence_is_repeated(models, kind, size, options):
     model = models(kind)
     # as many tokens as blocks have positions for
-    (found, *_) = model.hypotheses("a", 14, no_repeat_ngram_size=size, **options)
-    assert len(found.tokens) == 15
+    (best, *_) = model.hypotheses("a", 14, no_repeat_ngram_size=size, **options)
+    assert len(best.tokens) == 15
     # generation starts after </s>
-    tokens = ["</s>", *found.tokens]
+    tokens = ["</s>", *best.tokens]
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     assert len(set(grams)) == len(grams)
     # a prompt stays as it is
@@ -171,5 +240,5 @@ def test_it_warns_about_unknown_symbols_and_moves_to_a_device(saved, caplog):
     assert model.to("cpu") is model
     assert model.device == torch.device("cpu")
     expected = model.score(TEXT).log_probs
-    found = model.to(torch.float64).score(TEXT).log_probs
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    precise = model.to(torch.float64).score(TEXT).log_probs
+    np.testing.assert_allclose(precise, expected, atol=1e-5)

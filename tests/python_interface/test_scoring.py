@@ -17,7 +17,7 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Write a text; models with a memory of all of it, without memory, with adaptive softmax."""
+    """Write a text; models that read all of it, of segments alone, and with adaptive softmax."""
     folder = tmp_path_factory.mktemp("scoring")
     write_text(folder / "bin")
     bands = {"adaptive_softmax_cutoff": "8,14", "adaptive_softmax_factor": 2}
@@ -61,7 +61,7 @@ def test_one_stream_gives_the_losses_of_the_whole_text(folder, text, monkeypatch
 
 
 @pytest.mark.parametrize(("streams", "segment"), [(2, 7), (5, 8), (7, 100)])
-def test_each_stream_has_a_memory_of_its_own(text, model, streams, segment):
+def test_each_stream_has_a_past_of_its_own(text, model, streams, segment):
     losses = model.score_split(batch_size=streams, tokens_per_sample=segment)
     expected = [
         token_losses(model.model, inputs, part)

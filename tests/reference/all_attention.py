@@ -137,20 +137,30 @@ def output(decoder, x):
     return scores if bias is None else scores + bias
 
 
-def network(decoder, tokens, span):
-    """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
-    x = embed(decoder, tokens)
+def read(network, x, past=None, span=None):
+    """Return y (T, d) and each layer's inputs, for a segment x (T, d) of one stream.
 
-    positions = decoder.network.positions
+    ``past`` has each layer's inputs (M, d) of the tokens before it.
+    """
+    positions, inputs = network.positions, []
 
     def u(distance):
         return positions.weight[min(distance, positions.farthest) - 1]
 
-    for layer in decoder.network.layers:
-        attended = multi_head(layer.self_attn, x, x, u, span)
+    for index, layer in enumerate(network.layers):
+        context = x if past is None else torch.cat([past[index], x])
+        inputs.append(context)
+        farthest = layer.self_attn.window.farthest if span is None else span
+        attended = multi_head(layer.self_attn, x, context, u, farthest)
         norm = layer.self_attn_layer_norm
         x = layer_norm(x + attended, norm.weight, norm.bias)
         if layer.feed_forward is not None:
             norm = layer.final_layer_norm
             x = layer_norm(x + feed_forward(layer.feed_forward, x), norm.weight, norm.bias)
-    return output(decoder, x)
+    return x, inputs
+
+
+def network(decoder, tokens, span):
+    """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
+    y, _ = read(decoder.network, embed(decoder, tokens), None, span)
+    return output(decoder, y)

@@ -106,25 +106,26 @@ def gated(gate, token, vector):
 
 def read(memory, token, heads):
     """Return what a token (d,) reads with H queries, ``heads`` (equations 1 to 3, section 3.3)."""
-    total = torch.zeros(memory.values.size(1), dtype=torch.float64)
+    table, output = memory.values.weight, memory.output
+    total = torch.zeros(table.size(1), dtype=torch.float64)
     for head, query in enumerate(heads):
         slots, scores = select(memory.keys, head, query, memory.knn)
         exponentials = torch.exp(scores - scores.max())
         weights = exponentials / exponentials.sum()
         for slot, weight in zip(slots, weights, strict=True):
-            total = total + weight * memory.values[slot].double()
-    if memory.output_norm is not None:
-        total = normed(memory.output_norm, total)
-    if memory.gate is not None:
-        total = gated(memory.gate, token, total)
-    return total if memory.projection is None else linear(memory.projection, total)
+            total = total + weight * table[slot].double()
+    if output.norm is not None:
+        total = normed(output.norm, total)
+    if output.gate is not None:
+        total = gated(output.gate, token, total)
+    return total if output.projection is None else linear(output.projection, total)
 
 
 def product_key_memory(memory, x, padding=None):
     """Return the output (N, d) without dropout for tokens x (N, d); padding is a list of bool."""
     padding = [False] * len(x) if padding is None else padding
     tokens = [vector for vector, pad in zip(x, padding, strict=True) if not pad]
-    of_tokens = queries(memory.query_network, tokens, memory.training)
+    of_tokens = queries(memory.query, tokens, memory.training)
     outputs = [read(memory, *both) for both in zip(tokens, of_tokens, strict=True)]
     rest = iter(outputs)
     nothing = torch.zeros(x.size(1), dtype=torch.float64)

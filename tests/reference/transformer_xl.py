@@ -54,25 +54,34 @@ def encoder(layer, clamp_len=None):
     return encode
 
 
-def network(decoder, tokens, seen, clamp_len=None):
-    """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
-    x, absolute = embed(decoder, tokens), decoder.network.absolute_positions
-    for index, layer in enumerate(decoder.network.layers):
+def read(network, x, past=None, seen=lambda distance: True, clamp_len=None):
+    """Return y (T, d) and each layer's inputs, for a segment x (T, d) of one stream.
+
+    ``past`` has each layer's inputs (M, d) of the tokens before it.
+    """
+    absolute, inputs = network.absolute_positions, []
+    for index, layer in enumerate(network.layers):
         if absolute is not None and hasattr(absolute, "weight"):
-            x = x + absolute.weight[index, : len(tokens)]
+            x = x + absolute.weight[index, : len(x)]
         elif absolute is not None and index == 0:
-            x = x + torch.stack([sinusoid(place, x.size(1)) for place in range(len(tokens))])
+            x = x + torch.stack([sinusoid(place, x.size(1)) for place in range(len(x))])
+        context = x if past is None else torch.cat([past[index], x])
+        inputs.append(context)
         encode = encoder(layer.self_attn, clamp_len)
         norms = layer.self_attn_layer_norm, layer.final_layer_norm
         first, second = ((norm.weight, norm.bias) for norm in norms)
         if layer.normalize_before:
-            y = layer_norm(x, *first)
-            x = x + attention(layer.self_attn, y, y, seen, encode)
+            y = layer_norm(context, *first)
+            x = x + attention(layer.self_attn, y[len(y) - len(x) :], y, seen, encode)
             x = x + feed_forward(layer.feed_forward, layer_norm(x, *second))
         else:
-            x = layer_norm(x + attention(layer.self_attn, x, x, seen, encode), *first)
+            x = layer_norm(x + attention(layer.self_attn, x, context, seen, encode), *first)
             x = layer_norm(x + feed_forward(layer.feed_forward, x), *second)
-    norm = decoder.network.layer_norm
-    if norm is not None:
-        x = layer_norm(x, norm.weight, norm.bias)
-    return output(decoder, x)
+    norm = network.layer_norm
+    return (x if norm is None else layer_norm(x, norm.weight, norm.bias)), inputs
+
+
+def network(decoder, tokens, seen, clamp_len=None):
+    """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
+    y, _ = read(decoder.network, embed(decoder, tokens), None, seen, clamp_len)
+    return output(decoder, y)

@@ -29,45 +29,48 @@ def head_of_branch(i, heads, query, key, visible):
     return attention(*of_head, visible)
 
 
-def projected(i, head, out_proj, branches, total):
+def projected(i, head, weight, bias, branches, total):
     """Compute b_i = head_i W^{O_i} + b^O/S, with the output projection's weights: (T, d)."""
-    columns = torch.arange(out_proj.in_features).chunk(branches)[i]
-    return head @ out_proj.weight[:, columns].T + out_proj.bias / total
+    columns = torch.arange(weight.size(1)).chunk(branches)[i]
+    return head @ weight[:, columns].T + bias / total
 
 
 def feed_forward(i, z, fc1, fc2, branches, total):
     """Compute F_i(z), equation 4 with the i-th slice of the inner vector: (T, d)."""
-    rows = torch.arange(fc1.out_features).chunk(branches)[i]
+    rows = torch.arange(len(fc1.bias)).chunk(branches)[i]
     inner = (z @ fc1.weight[rows].T + fc1.bias[rows]).clamp(min=0)
     return inner @ fc2.weight[:, rows].T + fc2.bias / total
 
 
 def branched_attention(module, query, key, visible):
-    """Compute equations 5 to 7 for one sentence with a BranchedAttention's weights: (T, d)."""
-    network = module.feed_forward
-    kappa, alpha = network.weights()
-    branches, total = len(kappa), network.weights.applied_sum
+    """Compute equations 5 to 7 for one sentence with an attention's weights: (T, d).
+
+    Its output projection is a BranchedFeedForward.
+    """
+    fc1, fc2 = module.out_proj.fc1, module.out_proj.fc2
+    kappa, alpha = fc1.weights(), fc2.weights()
+    rest = len(kappa), fc1.weights.total
     result = torch.zeros_like(query)
-    for i in range(branches):
-        head = head_of_branch(i, module.heads, query, key, visible)
-        z = kappa[i] * projected(i, head, network.out_proj, branches, total)
-        out = feed_forward(i, z, network.fc1, network.fc2, branches, total)
-        result = result + alpha[i] * out
+    for i in range(len(kappa)):
+        head = head_of_branch(i, module, query, key, visible)
+        z = kappa[i] * projected(i, head, fc1.out_weight, fc1.out_bias, *rest)
+        result = result + alpha[i] * feed_forward(i, z, fc1, fc2, *rest)
     return result
 
 
 def weighted_attention(module, query, key, visible):
-    """Compute Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d)."""
-    (kappa,) = module.out_proj.weights()
-    rest = module.out_proj, len(kappa), module.out_proj.weights.applied_sum
+    """Compute Σ_i κ_i b_i of an attention whose projection is a WeightedLinear: (T, d)."""
+    out_proj = module.out_proj
+    kappa = out_proj.weights()
+    rest = out_proj.weight, out_proj.bias, len(kappa), out_proj.weights.total
     heads = [head_of_branch(i, module, query, key, visible) for i in range(len(kappa))]
     return sum(kappa[i] * projected(i, head, *rest) for i, head in enumerate(heads))
 
 
 def weighted_feed_forward(layer, x):
     """Compute Σ_i α_i F_i(x) of a layer whose second map is a WeightedLinear: (T, d)."""
-    (alpha,) = layer.fc2.weights()
-    rest = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.applied_sum
+    alpha = layer.fc2.weights()
+    rest = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.total
     return sum(alpha[i] * feed_forward(i, x, *rest) for i in range(len(alpha)))
 
 

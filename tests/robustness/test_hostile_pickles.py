@@ -83,8 +83,7 @@ OPENERS = {
     "fairseq-train --restore-file": "transformer_xl",
     "fairseq-train --finetune-from-model": "transformer_xl",
     "scripts.convert.average": "transformer_xl",
-    "scripts.plot.attention_spans": "all_attention",
-    "scripts.plot.branch_weights": "weighted_transformer",
+    "scripts.inspect": "all_attention",
     "scripts.evaluate.memory_usage": "product_key_memory",
 }
 
@@ -101,6 +100,8 @@ def words_of(opener, path, corpora):
         return training_command(corpora, OPENERS[opener], *words)
     if name.endswith("average"):
         return (name, path, path.with_name("checkpoint_1_4.pt"), "--output", folder / "average.pt")
+    if name.endswith("inspect"):
+        return (name, path, "--data", corpora["text"], "--output", folder / "page.html")
     if name.endswith("memory_usage"):
         path = f"one={path}"
         name, *option = (name, "--data", corpora["text"], "--cpu")

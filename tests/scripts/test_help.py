@@ -10,6 +10,7 @@ COMMANDS = [
     for path in sorted((ROOT / "scripts").glob("[a-z]*/[a-z]*.py"))
     if "__main__" in path.read_text(encoding="utf-8")
 ]
+COMMANDS.append("scripts.inspect")
 SLOW = ("numpy", "torch", "fairseq", "sacremoses", "matplotlib")
 HELPED = f"""
 import runpy, sys

@@ -13,8 +13,8 @@ def assert_reads_as(model, stream, expected, lengths=(1, 7)):
     for length in (*lengths, stream.size(1)):
         # reading token by token is slow, so skip evaluation with gradients
         for training in (True,) if length == 1 else (True, False):
-            found = scores_by_segment(model.train(training), stream, length, torch.enable_grad)
-            torch.testing.assert_close(found, expected)
+            scores = scores_by_segment(model.train(training), stream, length, torch.enable_grad)
+            torch.testing.assert_close(scores, expected)
         torch.testing.assert_close(scores_by_segment(model, stream, length), expected)
     torch.testing.assert_close(model(stream)[0], expected)
 

@@ -1,15 +1,32 @@
-"""The fast attention kernel against the plain one, and the plain one by itself."""
+"""Both kernels against each other, and attention with relative positions against the equations."""
 
 import pytest
 import torch
 
 from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention import plain_attention
-from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY, Clamped, Window
+from fairseq_plugins.segment_language_model.attention import (
+    PositionBiases,
+    RelativeAttention,
+    plain_attention,
+)
+from fairseq_plugins.segment_language_model.attention_blocks import (
+    EVERY_KEY,
+    UNLIMITED,
+    Clamped,
+    Window,
+)
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
+from fairseq_plugins.segment_language_model.past import HiddenStates
+from fairseq_plugins.segment_language_model.positions import (
+    Distances,
+    LearnedRelativeKeys,
+    RelativeKeyProjection,
+    SinusoidalRelativePositions,
+)
 from tests.gradients import assert_same
+from tests.reference import transformer_xl as reference
 
-HEADS, STREAMS, WIDTH = 2, 3, 4
+HEADS, STREAMS, WIDTH, MODEL_WIDTH = 2, 3, 4, 8
 
 
 def draw(*shape, dtype=torch.float64):
@@ -143,3 +160,44 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
         return window_attention(content, keys, values, rel_keys, *rest, return_lse=True)
 
     assert torch.autograd.gradcheck(attend, (*inputs, draw(groups, rows, 3), draw(2, 2)))
+
+
+# attention with relative positions
+
+
+def make_attention(positions, window, clamp_len, kernel="fast"):
+    """Return an attention with random weights, and the encoding of its distances."""
+    torch.manual_seed(1)
+    if positions == "shaw":
+        table, encoding = LearnedRelativeKeys(HEADS, 6, MODEL_WIDTH // HEADS), Distances(clamp_len)
+        biases = None
+    else:
+        table = RelativeKeyProjection(MODEL_WIDTH, HEADS)
+        encoding = SinusoidalRelativePositions(MODEL_WIDTH, clamp_len)
+        biases = PositionBiases(HEADS, MODEL_WIDTH // HEADS)
+        torch.nn.init.normal_(biases.u)
+        torch.nn.init.normal_(biases.v)
+    attention = RelativeAttention(MODEL_WIDTH, HEADS, window, table, biases, kernel=kernel)
+    return attention.double(), encoding
+
+
+@pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
+@pytest.mark.parametrize("positions", ["transformer-xl", "shaw"])
+@pytest.mark.parametrize("clamp_len", [None, 1])
+@pytest.mark.parametrize(
+    ("remembered", "length", "farthest"),
+    [(0, 1, UNLIMITED), (0, 7, UNLIMITED), (5, 4, UNLIMITED), (6, 5, 5), (9, 5, 3), (3, 5, 0)],
+)
+def test_relative_attention_equals_the_equations(
+    monkeypatch, kernel, block, positions, clamp_len, remembered, length, farthest
+):
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
+    attention, encoding = make_attention(positions, Window(0, farthest), clamp_len, kernel)
+    x = torch.randn(STREAMS, length, MODEL_WIDTH, dtype=torch.float64, requires_grad=True)
+    past = torch.randn(STREAMS, remembered, MODEL_WIDTH, dtype=torch.float64, requires_grad=True)
+    terms = attention.project_positions(encoding(remembered + length - 1, x))
+    y, _ = attention(x, terms, HiddenStates((past,)) if remembered else None)
+    rest = (lambda d: d <= farthest), reference.encoder(attention, clamp_len)
+    streams = zip(x, torch.cat([past, x], dim=1), strict=True)
+    expected = torch.stack([reference.attention(attention, *stream, *rest) for stream in streams])
+    assert_same(y, expected, [x, past, *attention.parameters()])

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.recurrence import (
-    Recurrence,
+from fairseq_plugins.segment_language_model.batch_split import train_in_parts
+from fairseq_plugins.segment_language_model.streams import (
     StreamIterator,
-    train_in_parts,
+    StreamPasts,
+    TokenStreams,
 )
-from fairseq_plugins.segment_language_model.streams import TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
@@ -40,7 +40,7 @@ def with_spans():
 def with_memory():
     model = tiny_transformer_xl(memory_layers="2", **MEMORY)
     for memory in memories(model):
-        memory.keep_gradient_beside_autograd()
+        memory.values.keep_gradient_beside_autograd()
     return model
 
 
@@ -53,7 +53,6 @@ CASES = {
     "recomputed": (lambda: tiny_transformer_xl(checkpoint_activations=True), {}),
     "adaptive softmax": (lambda: tiny_model(**ADAPTIVE), {}),
     "spans": (with_spans, {"span_loss": 0.01}),
-    "penalties": (tiny_transformer_xl, {"activation_penalty": 0.2, "temporal_penalty": 0.1}),
     "sparse memory": (with_memory, {}),
 }
 
@@ -68,11 +67,11 @@ class Training:
         self.model = build().double()
         self.criterion = segment_loss(self.task, **options).train()
         layout = TokenStreams(text(tokens), dictionary(), STREAMS, segment)
-        self.walk = StreamIterator(layout, num_shards=1, shard_id=0)
+        self.batches = StreamIterator(layout, num_shards=1, shard_id=0)
 
     def updates(self, accumulated=1):
         """Yield loss, sample size and log of each batch, and the gradients of each update."""
-        epoch = self.walk.next_epoch_itr()
+        epoch = self.batches.next_epoch_itr()
         while epoch.has_next():
             results = []
             for _ in range(min(accumulated, epoch.total - epoch.n)):
@@ -119,7 +118,7 @@ def test_a_run_is_resumed_with_another_split(case, parts):
     for _ in range(2):
         next(first)
         next(uninterrupted)
-    resumed.walk.load_state_dict(begun.walk.state_dict())
+    resumed.batches.load_state_dict(begun.batches.state_dict())
     resumed.model.load_state_dict(begun.model.state_dict())
     rest = [gradients for _, gradients in resumed.updates()]
     assert len(rest) == 2
@@ -127,13 +126,13 @@ def test_a_run_is_resumed_with_another_split(case, parts):
 
 
 def test_a_checkpoint_after_an_update_that_failed_between_two_parts():
-    recurrence = Recurrence()
+    pasts = StreamPasts()
     model = tiny_transformer_xl()
     for start, sizes in ((0, [2, 1]), (4, [2])):
-        for part, size in zip(recurrence.split([2, 1]), sizes, strict=False):
-            model(torch.full((size, 4), 5), recurrence=part, start=start)
-    # a run resumed from it needs equally many states of all streams
-    assert recurrence.state_dict()["layers"][0].shape == (3, 4, 16)
+        for part, size in zip(pasts.split([2, 1]), sizes, strict=False):
+            model(torch.full((size, 4), 5), pasts=part, start=start)
+    # a run resumed from it needs equally long pasts of all streams
+    assert pasts.state_dict()["layers"][0].shape == (3, 4, 16)
 
 
 def test_workers_exchange_gradients_once_a_batch():

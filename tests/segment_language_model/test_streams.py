@@ -1,29 +1,18 @@
-"""Streams over a split predict every token once, in order, from its true predecessor."""
+"""Streams over a split predict every token once; a pass over them owns their pasts."""
 
 import itertools
-import os
-import sys
+import logging
+import re
 
-import numpy as np
 import pytest
 import torch
-from fairseq.data.indexed_dataset import make_builder
 
-from fairseq_plugins.segment_language_model import streams as streams_module
-from fairseq_plugins.segment_language_model.recurrence import StreamIterator
 from fairseq_plugins.segment_language_model.streams import (
-    Jitter,
-    RunningText,
-    ShuffledSentences,
+    StreamIterator,
+    StreamPasts,
     TokenStreams,
-    load_tokens,
-    longest_segment,
 )
-from fairseq_plugins.segment_language_model.task import (
-    SegmentLanguageModelingConfig,
-    SegmentLanguageModelingTask,
-)
-from tests.tiny import dictionary, text
+from tests.tiny import dictionary, text, tiny_model, tokens
 
 PAD, EOS = 1, 2
 LAYOUTS = [
@@ -36,29 +25,26 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("length", "streams", "workers"), LAYOUTS)
-@pytest.mark.parametrize(
-    ("segment", "context", "jitter"),
-    [
-        *((segment, context, None) for segment in (1, 7, 1000) for context in (0, 5)),
-        *((9, context, Jitter(4, seed=1, epoch=3)) for context in (0, 5)),
-    ],
-)
+@pytest.mark.parametrize("segment", [1, 7, 1000])
+@pytest.mark.parametrize("context", [0, 5])
 def test_every_token_is_predicted_once_from_the_one_before(
-    length, streams, workers, segment, context, jitter
+    length, streams, workers, segment, context
 ):
     """With extended context, segments also read the tokens before them, without predicting them."""
     tokens = text(length)
     whole = [EOS, *tokens.tolist()]
-    dataset = TokenStreams(tokens, dictionary(), streams * workers, segment, context, jitter=jitter)
-    walks = [StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)]
+    dataset = TokenStreams(tokens, dictionary(), streams * workers, segment, context)
+    passes = [
+        StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)
+    ]
     predicted = {stream: [] for stream in range(streams * workers)}
-    for number, batches in enumerate(zip(*walks, strict=True)):
+    for number, batches in enumerate(zip(*passes, strict=True)):
         # on all workers, a segment's batches are as wide as its longest stream
         width = dataset.num_tokens(number * dataset.num_streams) + context
         for worker, batch in enumerate(batches):
             first = number * dataset.num_streams + worker * streams
             assert batch["id"].tolist() == list(range(first, first + streams))
-            assert batch["net_input"]["start"] == dataset.segment_start(number)
+            assert batch["net_input"]["start"] == number * segment
             scored = batch["target"].ne(PAD).sum(dim=1).tolist()
             assert (batch["stream_tokens"], batch["ntokens"]) == (scored, sum(scored))
             for row, stream in enumerate(range(worker * streams, (worker + 1) * streams)):
@@ -81,193 +67,143 @@ def test_every_token_is_predicted_once_from_the_one_before(
     assert dataset.segment_bounds(0, 0)[0] == 0
     ends = [dataset.segment_bounds(dataset.num_segments - 1, s)[1] for s in range(len(lengths))]
     assert ends == list(itertools.accumulate(lengths))
-    if jitter is None:
-        assert all(size == segment for size in predicted[0][:-1])
-        assert 0 < predicted[0][-1] <= segment
-    elif length > 50 * streams * workers:
-        assert len(set(predicted[0])) > 2
+    assert all(size == segment for size in predicted[0][:-1])
+    assert 0 < predicted[0][-1] <= segment
 
 
-def write(folder, name, sentences, impl="mmap"):
-    path = str(folder / name)
-    builder = make_builder(f"{path}.bin", impl=impl, vocab_size=20)
-    for sentence in sentences:
-        builder.add_item(torch.tensor(sentence, dtype=torch.int))
-    builder.finalize(f"{path}.idx")
-    return path
+def read(model, stream, pasts, start, end):
+    return model(stream[:, start:end], pasts=pasts, start=start)[0]
 
 
-SENTENCES = [[4, 5, 2], [6, 2], [7, 8, 9, 2]]
-JOINED = [4, 5, 2, 6, 2, 7, 8, 9, 2]
+def test_pasts_are_moved_by_no_other_batch_pass_or_model():
+    model, other = (tiny_model(seed).double() for seed in (1, 2))
+    stream, pasts = tokens(2, 12), StreamPasts()
+    read(model, stream, pasts, 0, 6)
+    # a batch without a past, a validation, another model of an ensemble
+    model(tokens(2, 6, seed=9))
+    with torch.no_grad():
+        read(model.eval(), tokens(5, 12, seed=9), StreamPasts(), 0, 6)
+    model.train()
+    read(other, stream, pasts, 0, 6)
+    for each in (model, other):
+        whole = each(stream)[0]
+        torch.testing.assert_close(read(each, stream, pasts, 6, 12), whole[:, 6:])
 
 
-@pytest.mark.parametrize("impl", ["mmap", "lazy", "cached"])
-def test_load_tokens_joins_the_sentences_and_numbered_parts_when_asked(tmp_path, impl):
-    path = write(tmp_path, "train", SENTENCES, impl)
-    write(tmp_path, "train1", [[10, 2]], impl)
-    tokens = load_tokens(path, dictionary(), impl)
-    assert tokens.tolist() == JOINED
-    assert isinstance(tokens, np.memmap) == (impl == "mmap")  # not read into memory
-    assert load_tokens(path, dictionary(), impl, combine=True).tolist() == [*JOINED, 10, 2]
-
-
-@pytest.fixture
-def unraisable(monkeypatch):
-    """Collect exceptions from the deletion of objects, which Python can only print."""
-    found = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda error: found.append(error.exc_value))
-    return found
-
-
-def cut_off(ending, length):
-    """Return a file name's ending, and a function that changes the file's content."""
-    return ending, lambda content: content[:length]
-
-
-def overwrite(place):
-    return ".idx", lambda content: content[:place] + b"\x77" + content[place + 1 :]
-
-
-DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged.*binarize the text"
+def test_a_segment_that_runs_again_reads_what_it_read_before():
+    model, stream = tiny_model().double(), tokens(2, 18)
+    pasts = StreamPasts()
+    read(model, stream, pasts, 0, 6)
+    first = read(model, stream, pasts, 6, 12)
+    assert torch.equal(first, read(model, stream, pasts, 6, 12))
+    whole = model(stream)[0]
+    torch.testing.assert_close(read(model, stream, pasts, 12, 18), whole[:, 12:])
 
 
 @pytest.mark.parametrize(
-    ("sentences", "damage", "message"),
+    ("segments", "message"),
     [
-        ([], None, "train is empty: binarize a text"),
-        ([[]], None, "train is empty: binarize a text"),
-        ([[4, PAD, 2]], None, "holds <pad>, which fairseq takes for padding"),
-        ([[4, 20, 2]], None, r"holds symbol number 20, but dict\.txt has only 20"),
-        (SENTENCES, cut_off(".bin", 0), r"train is empty: binarize a text"),
-        (SENTENCES, cut_off(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the"),
-        *((SENTENCES, cut_off(".idx", size), DAMAGED_INDEX) for size in (0, 5, 9, 20, 30, -1)),
-        *((SENTENCES, overwrite(place), DAMAGED_INDEX) for place in (9, 17, 18, 25)),
+        ([(0, 6), (12, 18)], "segment at token 12 follows token 6 .*: the recurrence goes on"),
+        ([(6, 12)], "segment at token 6 follows token 0 .*: it starts with an empty recurrence"),
+        ([(0, 6), (6, 12), (0, 6)], "segment at token 0 follows token 12 .* an empty recurrence"),
+        ([(0, 6), (6, 12), (6, 12), (12, 18)], None),
+        # after a batch that was skipped, the next ones are in order
+        ([(0, 6), (12, 18), (18, 24)], "segment at token 12"),
     ],
 )
-def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, damage, message, unraisable):
-    path = write(tmp_path, "train", sentences)
-    if damage is not None:
-        ending, change = damage
-        file = tmp_path / f"train{ending}"
-        file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(ValueError, match=message):
-        load_tokens(path, dictionary())
-    # fairseq's reader fails to close a file whose header is incomplete
-    assert unraisable == [] or os.path.getsize(f"{path}.idx") < 9
+def test_segments_that_are_not_in_order_are_warned_about(caplog, segments, message):
+    model, pasts = tiny_model(), StreamPasts()
+    for start, end in segments:
+        read(model, tokens(2, 24), pasts, start, end)
+    assert len(caplog.records) == (message is not None)
+    assert message is None or re.search(message, caplog.text)
 
 
-def test_each_epoch_reads_the_next_of_several_folders(tmp_path):
-    folders = [tmp_path / name for name in "ab"]
-    for folder, sentence in zip(folders, SENTENCES, strict=False):
-        folder.mkdir()
-        write(folder, "train", [sentence])
-    data = os.pathsep.join(map(str, folders))
-    options = SegmentLanguageModelingConfig(data=data, dataset_impl="mmap", train_subset="train")
-    task, read = SegmentLanguageModelingTask(options, dictionary()), []
-    for epoch in (1, 2, 3):
-        task.load_dataset("train", epoch)
-        read.append(task.dataset("train").tokens.tolist())
-    assert read == [SENTENCES[0], SENTENCES[1], SENTENCES[0]]
+def test_pasts_have_no_gradient():
+    model, stream = tiny_model().double(), tokens(2, 12)
+    pasts = StreamPasts()
+    read(model, stream, pasts, 0, 6)
+    read(model, stream, pasts, 6, 12).sum().backward()
+    only_before = set(stream[:, :6].flatten().tolist()) - set(stream[:, 6:].flatten().tolist())
+    assert only_before
+    assert model.decoder.embed_tokens.weight.grad[sorted(only_before)].abs().max() == 0
 
 
-def test_a_missing_split_is_named_and_a_pipe_is_not_waited_for(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no data at .*valid\.bin: name the folder"):
-        load_tokens(str(tmp_path / "valid"), dictionary())
-    path = write(tmp_path, "train", SENTENCES)
-    os.remove(f"{path}.idx")
-    os.mkfifo(f"{path}.idx")
-    with pytest.raises(ValueError, match="it is not a file"):
-        load_tokens(path, dictionary())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_pasts_survive_a_checkpoint_and_another_number_of_workers(tmp_path, dtype):
+    model, stream = tiny_model().to(dtype), tokens(4, 12)
+    pasts = StreamPasts()
+    read(model, stream, pasts, 0, 6)
+    torch.save(pasts.state_dict(), tmp_path / "state.pt")
+    expected = read(model, stream, pasts, 6, 12)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    for worker in (0, 1):
+        restored = StreamPasts.from_state_dict(state, worker, 2)
+        rows = slice(2 * worker, 2 * worker + 2)
+        # with another number of rows, matrix products may be summed in another order
+        torch.testing.assert_close(read(model, stream[rows], restored, 6, 12), expected[rows])
 
 
-# twelve different sentences, one of them empty
-PARTS = [(*range(4, 4 + number), EOS) for number in range(12)]
-WHOLE = np.array([token for part in PARTS for token in part])
+def iterator(streams=2, shuffled_with=None, segment=5, **options):
+    dataset = TokenStreams(text(43), dictionary(), streams, segment, shuffled_with=shuffled_with)
+    return StreamIterator(dataset, num_shards=1, shard_id=0, **options)
 
 
-def cut(tokens):
-    """Split a text into its sentences."""
-    ends = [place + 1 for place, token in enumerate(tokens) if token == EOS]
-    return [tuple(tokens[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+@pytest.mark.parametrize("buffer_size", [0, 4])
+def test_each_pass_has_pasts_of_its_own_and_places_in_order(buffer_size):
+    epochs = iterator(buffer_size=buffer_size)
+    inputs = [
+        [batch["net_input"] for batch in epochs.next_epoch_itr(shuffle=True)] for _ in range(2)
+    ]
+    for segments in inputs:
+        assert [segment["start"] for segment in segments] == [0, 5, 10, 15, 20]
+        assert len({id(segment["pasts"]) for segment in segments}) == 1
+    assert inputs[0][0]["pasts"] is not inputs[1][0]["pasts"]
+    # at the end of an epoch, the state has no pasts
+    state = epochs.state_dict()
+    assert (state["epoch"], state["iterations_in_epoch"]) == (3, 0)
+    assert "pasts" not in state
 
 
-@pytest.mark.parametrize("scanned", [3, 2**24])
-def test_shuffled_sentences_are_the_sentences_in_a_random_order(monkeypatch, scanned):
-    monkeypatch.setattr(streams_module, "SCANNED", scanned)
-    orders = {tuple(PARTS)}
-    for seed, epoch in [(1, 1), (1, 2), (2, 1)]:
-        shuffled = ShuffledSentences(WHOLE, EOS, [seed, epoch])
-        order = shuffled[0 : len(WHOLE)].tolist()
-        assert sorted(cut(order)) == sorted(PARTS)
-        orders.add(tuple(cut(order)))
-        for begin in range(0, len(order), 7):
-            for end in (begin, begin + 1, begin + 30, len(order) + 3):
-                assert shuffled[begin:end].tolist() == order[begin:end]
-    assert len(orders) == 4
+def test_a_pass_resumes_where_it_stopped_with_its_pasts():
+    model = tiny_model().double()
+    epochs = iterator()
+    epoch = epochs.next_epoch_itr()
+    for _ in range(2):
+        model(**next(epoch)["net_input"])
+    state = epochs.state_dict()
+    rest = [model(**batch["net_input"])[0] for batch in epoch]
+    resumed = iterator()
+    resumed.load_state_dict(state)
+    again = [model(**batch["net_input"])[0] for batch in resumed.next_epoch_itr()]
+    assert len(rest) == 3
+    torch.testing.assert_close(again, rest, rtol=0, atol=0)
 
 
-def test_a_sentence_without_an_end_is_shuffled_too():
-    tokens = WHOLE[:-1]
-    orders = [ShuffledSentences(tokens, EOS, [1, e])[0 : len(tokens)] for e in range(20)]
-    assert all(sorted(order) == sorted(tokens) for order in orders)
-    assert len({order[-1] == EOS for order in orders}) == 2
+def test_a_pass_over_another_layout_is_refused():
+    epochs = iterator(shuffled_with=1)
+    next(epochs.next_epoch_itr())
+    for options, layout in [
+        ({"streams": 3, "shuffled_with": 1}, "3 streams"),
+        ({"shuffled_with": 2}, "shuffled with seed 2"),
+        ({}, "2 streams, segments of 5 tokens"),
+        ({"shuffled_with": 1, "segment": 4}, "segments of 4 tokens"),
+    ]:
+        with pytest.raises(ValueError, match=f"shuffled with seed 1.* this run .*{layout}.*--seed"):
+            iterator(**options).load_state_dict(epochs.state_dict())
+    iterator(shuffled_with=1).load_state_dict(epochs.state_dict())
 
 
-@pytest.mark.parametrize("tokens", [[4, 5], [4, 5, EOS]])
-def test_one_sentence_cannot_be_shuffled(tokens):
-    with pytest.raises(ValueError, match="--shuffle-sentences: the training part is one sentence"):
-        ShuffledSentences(np.array(tokens), EOS, [1, 1])
-
-
-def test_streams_read_the_sentences_in_the_order_of_the_epoch():
-    def read(shuffled, epoch):
-        ordered = RunningText(WHOLE, shuffled).ordered(EOS, 1, epoch)
-        dataset = TokenStreams(ordered, dictionary(), 4, 5)
-        items = [dataset[number] for number in range(len(dataset))]
-        items.sort(key=lambda item: (item["id"] % 4, item["id"]))
-        predicted = torch.cat([item["target"] for item in items]).tolist()
-        assert torch.cat([item["source"] for item in items]).tolist() == [EOS, *predicted[:-1]]
-        return predicted
-
-    assert read(False, 1) == read(False, 2) == WHOLE.tolist()
-    assert sorted(cut(read(True, 1))) == sorted(PARTS)
-    assert read(True, 1) == read(True, 1) != read(True, 2)
-
-
-# segments of random lengths (--segment-jitter)
-
-
-def test_lengths_are_drawn_as_in_the_published_code():
-    starts = Jitter(5, seed=1, epoch=1).draw_starts(2_000_000, 70)
-    lengths = np.diff(starts)
-    assert starts[0] == 0
-    assert starts[-2] < 2_000_000 <= starts[-1]
-    assert 5 <= lengths.min() < 30
-    assert lengths.max() == 85
-    assert longest_segment(70, 5) == 85
-    halved = lengths < 52
-    assert halved.mean() == pytest.approx(0.05, abs=0.005)
-    # lengths are rounded down, and limited to 70 plus three standard deviations
-    for some, around in ((lengths[~halved], 69.5), (lengths[halved], 34.5)):
-        assert some.mean() == pytest.approx(around, abs=0.3)
-        assert some.std() == pytest.approx(5, abs=0.3)
-
-
-@pytest.mark.parametrize(("length", "segment", "fewest"), [(1, 8, 5), (40, 3, 3), (500, 8, 5)])
-def test_segments_are_neither_too_short_nor_too_long(length, segment, fewest):
-    starts = Jitter(9, seed=1, epoch=1).draw_starts(length, segment)
-    lengths = np.diff(starts)
-    assert starts[-2] < length <= starts[-1]
-    assert lengths.min() >= fewest
-    assert lengths.max() <= segment + 27
-
-
-@pytest.mark.parametrize(("split", "jitter"), [("train", (4, 3, 1)), ("valid", None)])
-def test_only_training_has_segments_of_random_lengths(split, jitter, tmp_path):
-    write(tmp_path, split, [text(97).tolist()])
-    options = {"data": str(tmp_path), "train_subset": "train", "dataset_impl": "mmap"}
-    cfg = SegmentLanguageModelingConfig(**options, tokens_per_sample=9, segment_jitter=4)
-    task = SegmentLanguageModelingTask(cfg, dictionary())
-    task.load_dataset(split, 1)
-    walk = task.get_batch_iterator(task.dataset(split), max_sentences=2, seed=3, epoch=1)
-    assert walk.dataset.jitter == jitter
+def test_a_checkpoint_without_pasts_is_warned_about(caplog):
+    model, on_request = tiny_model(), iterator(save_pasts=False)
+    model(**next(on_request.next_epoch_itr())["net_input"])
+    assert "pasts" not in on_request.state_dict()
+    epochs = iterator()
+    next(epochs.next_epoch_itr())
+    with caplog.at_level(logging.WARNING):
+        # no model has run, as on a worker whose states were not gathered
+        state = epochs.state_dict()
+        assert state["pasts"] is None
+        iterator().load_state_dict(state)
+    assert "so leave out --disable-validation and --validate-after-updates" in caplog.text
+    assert "the checkpoint holds no recurrence of the streams: resuming cold" in caplog.text

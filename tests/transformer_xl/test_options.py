@@ -1,4 +1,4 @@
-"""Transformer-XL's options: initial weights, adaptive embeddings, dropouts, errors."""
+"""Transformer-XL's options: initial weights, adaptive embeddings, presets, errors."""
 
 import re
 from argparse import Namespace
@@ -9,7 +9,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
 from fairseq_plugins.modules import TransformerXLBlock
-from fairseq_plugins.transformer_xl.layers import LockedDropout, WordDropout
+from fairseq_plugins.transformer_xl.dropout import LockedDropout
 from tests import tiny
 from tests.tiny import dictionary, tiny_transformer_xl, tokens
 
@@ -95,51 +95,6 @@ def test_bands_of_full_width_need_no_projection(options, largest):
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, 8).to(probs))
 
 
-def test_locked_dropout_drops_the_same_elements_at_every_token_of_a_stream():
-    out = LockedDropout(0.25)(torch.ones(3, 7, 400))
-    dropped = out == 0
-    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
-    assert not torch.equal(dropped[0], dropped[1])
-    torch.testing.assert_close(out[~dropped], torch.full_like(out[~dropped], 4 / 3))
-    assert abs(dropped.float().mean() - 0.25) < 0.05
-
-
-def test_word_dropout_drops_a_word_wherever_it_occurs():
-    tokens = torch.randint(0, 500, (4, 2000))
-    out = WordDropout(0.25, 500)(torch.ones(4, 2000, 3), tokens)
-    dropped = {int(t) for t in tokens[(out == 0).all(dim=-1)]}
-    kept = {int(t) for t in tokens[(out != 0).any(dim=-1)]}
-    assert dropped.isdisjoint(kept)
-    assert abs(len(dropped) / 500 - 0.25) < 0.06
-    torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 4 / 3))
-
-
-def test_every_dropout_acts_in_training_and_in_training_only():
-    stream = tokens(2, 8)
-    plain = tiny_transformer_xl()(stream)[0]
-    for part in ("", "embed_", "output_", "attention_", "activation_", "word_"):
-        for locked in (False, True):
-            model = tiny_transformer_xl(**{f"{part}dropout": 0.5}, locked_dropout=locked)
-            assert not torch.allclose(model(stream)[0], plain), part
-            torch.testing.assert_close(model.eval()(stream)[0], plain)
-
-
-def test_position_encodings_are_dropped_with_the_embeddings():
-    model = tiny_transformer_xl(embed_dropout=0.5)
-    encoding = model.decoder.positions(30)
-    assert 0.3 < (encoding == 0).float().mean() < 0.7
-    locked = tiny_transformer_xl(embed_dropout=0.5, locked_dropout=True).decoder.positions(30)
-    dropped = (locked == 0).all(dim=0)
-    zeros = model.eval().decoder.positions(30) == 0
-    assert torch.equal((locked == 0)[:, ~dropped], zeros[:, ~dropped])
-    assert dropped.any()
-    # absolute encodings are added before the embeddings' dropout
-    absolute, seen = tiny_transformer_xl(embed_dropout=0.5, positions="sinusoidal-absolute"), []
-    absolute.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    absolute(tokens(2, 8))
-    assert (seen[0] == 0).any()
-
-
 @pytest.mark.parametrize(
     ("name", "rates"),
     [
@@ -153,23 +108,25 @@ def test_presets_drop_as_published(name, rates):
     ARCH_CONFIG_REGISTRY[f"transformer_xl_{name}"](options)
     with torch.device("meta"):
         decoder = tiny_transformer_xl(**vars(options)).decoder
-    layer = decoder.layers[0]
+    layer = decoder.network.layers[0]
     feed_forward = layer.feed_forward.dropout
     dropouts = [decoder.embed_dropout, decoder.output_dropout, layer.dropout, feed_forward]
     assert {type(each) for each in dropouts} == {LockedDropout if name == "ptb" else nn.Dropout}
-    found = [*(each.p for each in dropouts), layer.self_attn.dropout, decoder.word_dropout.p]
-    assert found == rates
+    drawn = [*(each.p for each in dropouts), layer.self_attn.dropout, decoder.word_dropout.p]
+    assert drawn == rates
 
 
 # the cause of each message, and a part of it
 REFUSED = [
     ({"positions": "sinusoidal-absolute", "mem_len": 8}, "--mem-len is 8 with --positions sinuso"),
-    ({"positions": "learned-absolute", "clamp_len": 8}, "--clamp-len with --positions learned-"),
-    ({"positions": "learned-absolute", "same_length": True}, "--same-length with --positions lea"),
+    (
+        {"positions": "learned-absolute", "clamp_len": 8},
+        "--clamp-len is 8 with --positions lear",
+    ),
+    ({"positions": "learned-absolute", "same_length": True}, "--same-length without recurrence"),
     ({"positions": "shaw", "untie_r": True}, "--untie-r with --positions shaw: only"),
-    ({"decoder_embed_dim": 15, "decoder_attention_heads": 3}, "--decoder-embed-dim is 15: sinuso"),
-    ({"word_dropout": 1.0}, "--word-dropout is 1.0: it must be in [0, 1)"),
-    ({"init_std": 0.0}, "--init-std is 0.0: it must be above 0"),
+    ({"decoder_embed_dim": 15, "decoder_attention_heads": 3}, "`embed_dim` is 15: sinuso"),
+    ({"word_dropout": 1.0}, "`p` is 1.0: word dropout must be in [0, 1)"),
     (lambda: TransformerXLBlock(16, 2, 24, -1), "`mem_len` is -1: it must be at least 0"),
 ]
 
@@ -178,9 +135,3 @@ REFUSED = [
 def test_what_cannot_be_is_refused_by_name(refused, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
-
-
-def test_the_recurrence_is_as_long_as_the_segment_by_default():
-    absolute, extended = {"positions": "learned-absolute"}, {"extended_context": 4}
-    for options, length in [({}, 8), ({"mem_len": 3}, 3), (absolute, 0), (extended, 0)]:
-        assert tiny_transformer_xl(**options).decoder.context.mem_len == length

@@ -58,35 +58,31 @@ def test_a_start_near_uniform_spreads_by_two_in_an_order_by_the_seed(branches):
 
 
 def test_weights_are_multiplied_where_they_are_applied_alone():
-    weights = BranchWeights(4, SCHEDULE, start="near-uniform", applied_sum=4)
-    for applied, learned in zip(weights(), weights.learned(), strict=True):
-        torch.testing.assert_close(applied, 4 * learned)
-        assert_on_simplex(learned)
+    weights = BranchWeights(4, schedule=SCHEDULE)
+    torch.testing.assert_close(weights(), 4 * weights.learned())
+    assert_on_simplex(weights.learned())
     weights.outside_training = "uniform"
-    assert [x.tolist() for x in weights.eval()()] == [[1.0] * 4] * 2
+    assert weights.eval()().tolist() == [1.0] * 4
 
 
 def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
-    weights = BranchWeights(4, SCHEDULE, shake=True)
+    weights = BranchWeights(4, schedule=SCHEDULE, total=1, shake=True)
     torch.manual_seed(1)
-    expected = [draw_from_simplex(4) for _ in range(6)]
+    expected = [draw_from_simplex(4) for _ in range(3)]
     torch.manual_seed(1)
-    drawn = [x for _ in range(3) for x in weights()]
-    assert all(map(torch.equal, drawn, expected))
-    assert [x.tolist() for x in weights.eval()()] == [[0.25] * 4] * 2
+    assert all(torch.equal(weights(), drawn) for drawn in expected)
+    assert weights.eval()().tolist() == [0.25] * 4
     assert weights.schedule is None
     # drawn on their own device: a copy from the CPU would make the host wait for a GPU
     before = torch.random.get_rng_state()
-    assert {x.device.type for x in weights.train().to("meta")()} == {"meta"}
+    assert weights.train().to("meta")().device.type == "meta"
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_softmax_of_the_logits():
-    weights = BranchWeights(3, SCHEDULE, "softmax")
-    logits = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([3.0, 0.0, 1.0])
-    weights.kappa_logits.data, weights.alpha_logits.data = logits
-    for found, x in zip(weights(), logits, strict=True):
-        torch.testing.assert_close(found, x.softmax(0))
+    weights = BranchWeights(3, "kappa", parameterization="softmax", total=1)
+    weights.kappa_logits.data = logits = torch.tensor([3.0, 0.0, 1.0])
+    torch.testing.assert_close(weights(), logits.softmax(0))
 
 
 def test_the_learning_rate_is_that_of_the_paper_until_weights_are_frozen():
@@ -100,32 +96,44 @@ def test_the_learning_rate_is_that_of_the_paper_until_weights_are_frozen():
 
 
 def test_others_replace_the_learned_ones_outside_of_training():
-    weights = BranchWeights(4, SCHEDULE, outside_training="uniform")
-    assert weights()[0] is weights.kappa
-    assert [x.tolist() for x in weights.eval()()] == [[0.25] * 4] * 2
-    found = []
+    weights = BranchWeights(4, total=1, outside_training="uniform")
+    assert weights() is weights.alpha
+    assert weights.eval()().tolist() == [0.25] * 4
+    drawn = []
     for _ in range(2):
         torch.manual_seed(1)
-        weights = BranchWeights(4, SCHEDULE, outside_training="random")
-        assert weights()[1] is weights.alpha
+        weights = BranchWeights(4, "kappa", total=1, outside_training="random")
+        assert weights() is weights.kappa
         # drawn only once
-        for x, again, learned in zip(weights.eval()(), weights(), weights.learned(), strict=True):
-            assert torch.equal(x, again)
-            assert_on_simplex(x)
-            assert not torch.allclose(x, learned)
-        assert set(weights.state_dict()) == {"kappa", "alpha"}
-        found.append(weights())
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+        assert torch.equal(weights.eval()(), weights())
+        assert_on_simplex(weights())
+        assert not torch.allclose(weights(), weights.learned())
+        assert set(weights.state_dict()) == {"kappa"}
+        drawn.append(weights())
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kinds", [("kappa", "alpha"), ("kappa",)])
-def test_gating_keeps_the_branches_with_the_largest_alpha_or_else_kappa(training, kinds):
-    weights = BranchWeights(4, SCHEDULE, top_k=2, kinds=kinds).train(training)
-    chosen = getattr(weights, kinds[-1])
-    chosen.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    *others, gated = weights()
-    assert gated.tolist() == pytest.approx([0, 0.4, 0, 0.3])
-    assert others == [] or others[0] is weights.kappa
-    gated.sum().backward()
-    assert chosen.grad.tolist() == [0, 1, 0, 1]
+def test_gating_keeps_the_branches_with_the_largest_weights(training):
+    weights = BranchWeights(4, total=1, top_k=2).train(training)
+    weights.alpha.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    assert weights().tolist() == pytest.approx([0, 0.4, 0, 0.3])
+    weights().sum().backward()
+    assert weights.alpha.grad.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "none"}, "`start` is 'none': there are random, near-uniform"),
+        ({"parameterization": "none"}, "`parameterization` is 'none': there are simplex, softmax"),
+        ({"outside_training": "none"}, "`outside_training` is 'none': there are learned, "),
+        ({"top_k": 0}, "`top_k` is 0: it must be from 1 to the number of branches, 4"),
+        ({"top_k": 5}, "`top_k` is 5: it must be from 1 to the number of branches, 4"),
+        ({"top_k": 2, "shake": True}, "`top_k` is 2, and `shake` makes all weights equal"),
+        ({"top_k": 2, "outside_training": "uniform"}, "`top_k` is 2, and `outside_training` make"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        BranchWeights(4, **options)

@@ -1,14 +1,19 @@
-"""Layers of both readings: the equations, gating, decoding, precision and dropout."""
+"""Layers of both variants: the equations, gating, decoding, precision, hooks and dropout."""
 
 import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
-from fairseq_plugins.weighted_transformer.branch_weights import FoldedLayer
-from fairseq_plugins.weighted_transformer.layers import WeightedAttention, WeightedLinear
+from fairseq_plugins.modules import (
+    BranchWeights,
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+    WeightedLinear,
+)
+from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
 from tests.gradients import assert_same
 from tests.reference.all_attention import layer_norm
 from tests.reference.weighted_transformer import (
@@ -17,8 +22,9 @@ from tests.reference.weighted_transformer import (
     weighted_feed_forward,
 )
 from tests.weighted_transformer.tiny import (
-    EACH_READING,
+    EACH_VARIANT,
     PAD,
+    VARIANTS,
     sentences,
     tiny_as_written,
     tiny_plain_transformer,
@@ -32,11 +38,11 @@ NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pr
 FUTURE = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.double), 1)
 
 
-def build(reading, total="branches", pre_norm=False, **options):
+def build(variant, total="branches", pre_norm=False, **options):
     """Build a model in double precision whose biases and norms differ from their initial values."""
     norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
-    reading = {"branch_residual": reading, "branch_sum": total}
-    return perturb(tiny_weighted_transformer(**reading, **norms, **options).double())
+    variant = {"branch_residual": variant, "branch_sum": total}
+    return perturb(tiny_weighted_transformer(**variant, **norms, **options).double())
 
 
 def perturb(model):
@@ -49,9 +55,9 @@ def perturb(model):
 
 def attend(module, query, key, visible, **plain):
     """Compute attention (T, B, d) by the equations; call fairseq's own attention as it is."""
-    if isinstance(module, BranchedAttention):
+    if isinstance(module.out_proj, BranchedFeedForward):
         of_sentence = branched_attention
-    elif isinstance(module, WeightedAttention):
+    elif isinstance(module.out_proj, WeightedLinear):
         of_sentence = weighted_attention
     else:
         return module(query, key, key, **plain)[0]
@@ -60,7 +66,7 @@ def attend(module, query, key, visible, **plain):
 
 
 def by_sublayers(layer, x, attentions):
-    """Compute the output (T, B, d) of a layer of either reading by the equations.
+    """Compute the output (T, B, d) of a layer of either variant by the equations.
 
     ``attentions`` has tuples: module, norm, keys (None for x), visible keys, the module's keywords.
     """
@@ -114,17 +120,17 @@ def decoder_layer(model):
     return found, by_sublayers(layer, x, attentions), inputs
 
 
-@EACH_READING
+@EACH_VARIANT
 @SUMS
 @NORMS
 @ATTENTIONS
-def test_layers_and_gradients_are_those_of_the_equations(reading, total, pre_norm, attention):
-    model = build(reading, total, pre_norm, branch_decoder_attention=attention)
+def test_layers_and_gradients_are_those_of_the_equations(variant, total, pre_norm, attention):
+    model = build(variant, total, pre_norm, branch_decoder_attention=attention)
     for layer in (encoder_layer, decoder_layer):
         assert_same(*layer(model))
     assert_same(*encoder_layer(model, hidden=torch.eye(6)))
     # branches that are gated off also leave out their share of biases
-    assert_same(*encoder_layer(build(reading, total, pre_norm, branch_top_k=2)))
+    assert_same(*encoder_layer(build(variant, total, pre_norm, branch_top_k=2)))
 
 
 @NORMS
@@ -155,29 +161,137 @@ def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(
         assert weight.tolist() == [0.25] * 4
 
 
-@EACH_READING
-@torch.no_grad()
-def test_folded_for_inference_until_training_may_have_changed_a_weight(reading):
-    model = tiny_weighted_transformer(branch_residual=reading, branch_decoder_attention="both")
-    outs = []
-    for _ in range(2):
-        # without a pass: Adam's momentum also changes layers that --encoder-layerdrop drops
-        found = model.train().eval()(**sentences())[0]
-        # copies begin with an empty cache
-        for other in (model, copy.deepcopy(model), copy.deepcopy(model).train()):
-            torch.testing.assert_close(other(**sentences())[0], found)
-        outs.append(found)
-        for folded in (m for m in model.modules() if isinstance(m, FoldedLayer)):
-            for weight in folded.parameters():
-                # as an optimizer of fairseq does, behind autograd's back
-                weight.data.copy_(weight.flip(0))
-    assert not torch.allclose(*outs)
+CHANGES = {
+    "copy_": lambda p, new: p.copy_(new),
+    "data": lambda p, new: setattr(p, "data", new),
+    "data.copy_": lambda p, new: p.data.copy_(new),
+    "numpy": lambda p, new: p.detach().numpy().__setitem__(..., new.numpy()),
+}
 
 
-@EACH_READING
+@EACH_VARIANT
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @torch.no_grad()
-def test_bfloat16_is_near_single_precision(reading):
-    model = tiny_weighted_transformer(branch_residual=reading, branch_start="near-uniform")
+def test_changed_weights_count_from_the_next_pass(variant, change):
+    model = tiny_weighted_transformer(branch_residual=variant, branch_decoder_attention="both")
+    before = model.eval()(**sentences())[0]
+    shadow = tiny_weighted_transformer(
+        2, branch_residual=variant, branch_decoder_attention="both"
+    ).eval()
+    for parameter, new in zip(model.parameters(), shadow.parameters(), strict=True):
+        change(parameter, new.clone())
+    after = model(**sentences())[0]
+    assert torch.equal(after, shadow(**sentences())[0])
+    assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"parameterization": "softmax"}])
+def test_inference_with_few_and_many_tokens_is_what_training_computes(options):
+    layer = WeightedLinear(12, 8, BranchWeights(4, **options)).double()
+    for tokens in (0, 1, 60):
+        x = torch.randn(tokens, 2, 12, dtype=torch.double, requires_grad=True)
+        inputs = [x, *layer.parameters()]
+        assert_same(layer.train()(x), layer.eval()(x), inputs)
+
+
+def test_layers_of_ones_own_are_the_models():
+    model = build("sublayers")
+    x, source = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()
+    padding = sentences()["src_tokens"].eq(PAD)
+    visible = ~padding[:, None, None]
+    encoder, decoder = WeightedEncoderLayer(16, 4, 24), WeightedDecoderLayer(16, 4, 24)
+    encoder.double().load_state_dict(model.encoder.layers[1].state_dict())
+    decoder.double().load_state_dict(model.decoder.layers[1].state_dict())
+    expected = model.encoder.layers[1](source.transpose(0, 1), padding).transpose(0, 1)
+    torch.testing.assert_close(encoder(source, visible), expected)
+    inputs = x.transpose(0, 1), source.transpose(0, 1), padding
+    expected, _, _ = model.decoder.layers[1](*inputs, self_attn_mask=FUTURE)
+    # fairseq's attention to the encoder may compute its softmax in single precision
+    torch.testing.assert_close(decoder(x, source, visible), expected.transpose(0, 1))
+
+
+def test_layers_of_ones_own_start_as_those_of_a_new_model():
+    layers = WeightedEncoderLayer(48, 4, 64), WeightedDecoderLayer(48, 4, 64)
+    model = tiny_weighted_transformer(encoder_embed_dim=48, encoder_ffn_embed_dim=64)
+    for ours, theirs in zip(
+        layers, (model.encoder.layers[0], model.decoder.layers[0]), strict=True
+    ):
+        state = theirs.state_dict()
+        assert ours.state_dict().keys() == state.keys()
+        for name, value in ours.state_dict().items():
+            largest = value.abs().max()
+            torch.testing.assert_close(largest, state[name].abs().max(), rtol=0.2, atol=0)
+
+
+class Adapter(nn.Module):
+    """A layer of rank 1 beside another, as adapters have it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.weight.size(1), 1, bias=False)
+        self.up = nn.Linear(1, base.weight.size(0), bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@EACH_VARIANT
+def test_hooks_and_adapters_of_every_projection_take_effect(variant):
+    """Those of linear layers, and of our own that have matrices."""
+    model = tiny_weighted_transformer(branch_residual=variant, branch_decoder_attention="both")
+    model.eval()
+    expected = model(**sentences())[0]
+    projections = [
+        (parent, name, module)
+        for parent in (*model.encoder.layers.modules(), *model.decoder.layers.modules())
+        for name, module in parent.named_children()
+        if hasattr(module, "bias") and not isinstance(module, nn.LayerNorm)
+    ]
+    assert len(projections) == 2 * (16 if variant == "sublayers" else 15)
+    for parent, name, module in projections:
+        with module.register_forward_hook(lambda module, args, out: 2 * out):
+            assert not torch.allclose(model(**sentences())[0], expected)
+        if isinstance(module, (nn.Linear, WeightedLinear)):
+            setattr(parent, name, Adapter(module))
+            assert not torch.allclose(model(**sentences())[0], expected)
+            setattr(parent, name, module)
+    for _, name, module in projections:
+        # fairseq scales queries in place
+        if name in ("fc1", "fc2", "out_proj"):
+            module.register_full_backward_hook(lambda module, into, out: tuple(0 * x for x in into))
+    model.train()(**sentences())[0].sum().backward()
+    assert not model.encoder.layers[0].self_attn_layer_norm.weight.grad.any()
+
+
+@EACH_VARIANT
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_quantized_linear_layers_compute_nearly_the_same(variant):
+    model = tiny_weighted_transformer(branch_residual=variant).eval()
+    layer, x = model.encoder.layers[0], torch.randn(5, 2, 16)
+    quantized = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear}, torch.qint8)
+    assert not isinstance(quantized.self_attn.q_proj, nn.Linear)
+    torch.testing.assert_close(quantized(x, None), layer(x, None), rtol=0.05, atol=0.05)
+
+
+def test_no_sentence_at_all_is_computed_too():
+    x = torch.randn(0, 5, 16, requires_grad=True)
+    for layer in (WeightedEncoderLayer(16, 4, 24), WeightedDecoderLayer(16, 4, 24)):
+        y = layer(x) if type(layer) is WeightedEncoderLayer else layer(x, x)
+        y.sum().backward()
+        assert y.shape == x.shape
+    for variant in VARIANTS:
+        layer = tiny_weighted_transformer(branch_residual=variant).encoder.layers[0]
+        assert layer(x.transpose(0, 1), None).shape == (5, 0, 16)
+        with torch.no_grad():
+            assert layer(x.transpose(0, 1), None).shape == (5, 0, 16)
+
+
+@EACH_VARIANT
+@torch.no_grad()
+def test_bfloat16_is_near_single_precision(variant):
+    model = tiny_weighted_transformer(branch_residual=variant, branch_start="near-uniform")
     half = copy.deepcopy(model).bfloat16()
     assert {w.dtype for of in weights_in(half) for w in of.parameters()} == {torch.float32}
     for training in (True, False):
@@ -190,11 +304,11 @@ def test_bfloat16_is_near_single_precision(reading):
         torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.15)
 
 
-@EACH_READING
+@EACH_VARIANT
 @ATTENTIONS
 @torch.no_grad()
-def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(reading, attention):
-    options = {"branch_residual": reading, "branch_decoder_attention": attention}
+def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(variant, attention):
+    options = {"branch_residual": variant, "branch_decoder_attention": attention}
     model = tiny_weighted_transformer(**options).eval()
     batch = sentences()
     whole, _ = model(**batch)
@@ -207,9 +321,9 @@ def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(reading, attent
         torch.testing.assert_close(last[real, 0], whole[real, length - 1])
 
 
-@EACH_READING
-def test_random_weights_are_drawn_in_each_pass_of_training(reading):
-    model = tiny_weighted_transformer(branch_training="shake", branch_residual=reading)
+@EACH_VARIANT
+def test_random_weights_are_drawn_in_each_pass_of_training(variant):
+    model = tiny_weighted_transformer(branch_training="shake", branch_residual=variant)
     assert not any(p.requires_grad for of in weights_in(model) for p in of.parameters())
     # any optimizer will do
     model.train().set_num_updates(0)
@@ -224,17 +338,17 @@ def test_dropouts_and_activation_are_those_of_the_options(activation_dropout):
     )
     for layer in (*model.encoder.layers, *model.decoder.layers):
         attention = getattr(layer, "encoder_attn", layer.self_attn)
-        network = attention.feed_forward
-        dropouts = layer.dropout_module, attention.heads.dropout_module, network.activation_dropout
+        network = attention.out_proj
+        dropouts = layer.dropout_module, attention.dropout_module, network.activation_dropout
         assert [dropout.p for dropout in dropouts] == [0.1, 0.2, 0.3]
         x = torch.linspace(-3, 3, 7)
         assert torch.equal(network.activation(x), F.gelu(x))
 
 
-@EACH_READING
+@EACH_VARIANT
 @ATTENTIONS
-def test_dropout_is_of_what_is_added_to_the_residual_in_training(reading, attention):
-    options = {"branch_residual": reading, "branch_decoder_attention": attention}
+def test_dropout_is_of_what_is_added_to_the_residual_in_training(variant, attention):
+    options = {"branch_residual": variant, "branch_decoder_attention": attention}
     options |= {"encoder_normalize_before": True, "decoder_normalize_before": True}
     model = tiny_weighted_transformer(dropout=1.0, **options)
     encoder_out, x = torch.randn(6, 2, 16), torch.randn(5, 2, 16)
@@ -248,10 +362,10 @@ def test_dropout_is_of_what_is_added_to_the_residual_in_training(reading, attent
     assert not torch.allclose(decoder(x, encoder_out, padding)[0], x)
 
 
-@EACH_READING
+@EACH_VARIANT
 @pytest.mark.parametrize("attention", ["encoder", "self"])
-def test_weights_of_the_attention_to_the_encoder_are_returned_where_asked_for(reading, attention):
-    options = {"branch_residual": reading, "branch_decoder_attention": attention}
+def test_weights_of_the_attention_to_the_encoder_are_returned_where_asked_for(variant, attention):
+    options = {"branch_residual": variant, "branch_decoder_attention": attention}
     layer = tiny_weighted_transformer(**options).decoder.layers[0]
     inputs = torch.randn(5, 2, 16), torch.randn(6, 2, 16), sentences()["src_tokens"].eq(PAD)
     assert layer(*inputs)[1] is None
@@ -266,14 +380,14 @@ def test_weights_of_the_attention_to_the_encoder_are_returned_where_asked_for(re
     assert layer(*inputs)[1] is None
 
 
-@EACH_READING
+@EACH_VARIANT
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
-def test_checkpointed_activations_give_the_same_gradients(reading, option):
+def test_checkpointed_activations_give_the_same_gradients(variant, option):
     options = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
     outs = []
     for kept in (True, False):
         more = {} if kept else {option: True}
-        model = tiny_weighted_transformer(branch_residual=reading, **options, **more)
+        model = tiny_weighted_transformer(branch_residual=variant, **options, **more)
         torch.manual_seed(3)
         out = model(**sentences())[0]
         out.square().sum().backward()

@@ -12,7 +12,7 @@ from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.optim.adam import FairseqAdam
 from torch import nn
 
-from fairseq_plugins.weighted_transformer.as_written_attention import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
@@ -29,7 +29,16 @@ WIDTH, BRANCHES = 8, 4
 def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
     torch.manual_seed(1)
     schedule = BranchSchedule(factor, 5, freeze_after, parameterization == "simplex")
-    return BranchedFeedForward(WIDTH, 16, BranchWeights(BRANCHES, schedule, parameterization))
+    kappa, alpha = (
+        BranchWeights(BRANCHES, name, schedule, parameterization, start="random", total=1)
+        for name in ("kappa", "alpha")
+    )
+    return BranchedFeedForward(WIDTH, 16, kappa, alpha)
+
+
+def weights_of(network):
+    """Return κ and α, or their logits."""
+    return [getattr(layer.weights, layer.weights.name) for layer in (network.fc1, network.fc2)]
 
 
 def adam(network, **values):
@@ -73,14 +82,14 @@ PRECISIONS = pytest.mark.parametrize(
 def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
     network = make_network().to(dtype)
     optimizer = build_optimizer_for(network, precision, **common)
-    weights, seen = network.weights, []
+    weights, seen = weights_of(network), []
 
     def check(update):
-        assert_on_simplex(weights.kappa.data, weights.alpha.data)
+        assert_on_simplex(*(weight.data for weight in weights))
         (group,) = optimizer.optimizer.param_groups[1:]
-        for held, ours in zip(group["params"], (weights.kappa, weights.alpha), strict=True):
+        for held, ours in zip(group["params"], weights, strict=True):
             assert torch.equal(held.data, ours.data)
-        seen.append(torch.cat([weights.kappa.data, weights.alpha.data]))
+        seen.append(torch.cat([weight.data for weight in weights]))
 
     learn(network, optimizer, parts=3, after=check)
     assert network.fc1.weight.dtype == dtype
@@ -92,7 +101,7 @@ def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
 def test_updates_are_adams_at_the_schedules_rate_then_projected():
     ours, plain = make_network(), make_network()
     optimizer = adam(ours, weight_decay=0.1)
-    betas, weights = (0.9, 0.98), [plain.weights.kappa, plain.weights.alpha]
+    betas, weights = (0.9, 0.98), weights_of(plain)
     others = [p for p in plain.parameters() if all(p is not w for w in weights)]
     main = torch.optim.AdamW(others, lr=1e-3, betas=betas, weight_decay=0.1)
     apart = torch.optim.Adam(weights, betas=betas)
@@ -123,7 +132,7 @@ def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(precision, dtype, co
     learn(network, optimizer, 7, after=lambda _: states.append(copy.deepcopy(network.state_dict())))
     *_, before, at_freezing, _, _, last = states
     for name, weight in at_freezing.items():
-        frozen = name.startswith("weights.")
+        frozen = ".weights." in name
         assert torch.equal(last[name], weight) == frozen
         assert not frozen or not torch.equal(before[name], weight)
 
@@ -132,10 +141,9 @@ def test_logits_of_a_softmax_are_not_projected():
     network = make_network(parameterization="softmax")
     optimizer = adam(network)
     learn(network, optimizer)
-    for logits in (network.weights.kappa_logits, network.weights.alpha_logits):
+    for layer, logits in zip((network.fc1, network.fc2), weights_of(network), strict=True):
         assert logits.abs().sum() > 1.5
-    for x in network.weights():
-        assert_on_simplex(x)
+        assert_on_simplex(layer.weights())
 
 
 @pytest.mark.parametrize("freeze_after", [None, 6])
@@ -148,7 +156,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
     second = make_network(freeze_after)
     again = adam(second)
     second.load_state_dict(saved[0])
-    assert_on_simplex(second.weights.kappa.data, second.weights.alpha.data)
+    assert_on_simplex(*(weight.data for weight in weights_of(second)))
     again.load_state_dict(saved[1])
     learn(second, again, 5, seed=3)
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
@@ -173,7 +181,7 @@ def train_on(rank, legacy):
         if legacy and rank is not None:
             ddp.all_reduce_grads()
         optimizer.step()
-        assert_on_simplex(network.weights.kappa.data, network.weights.alpha.data)
+        assert_on_simplex(*(weight.data for weight in weights_of(network)))
     return network.state_dict()
 
 

@@ -9,8 +9,8 @@ from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from tests import tiny
 
 PAD = 1
-READINGS = ["sublayers", "as-written"]
-EACH_READING = pytest.mark.parametrize("reading", READINGS)
+VARIANTS = ["sublayers", "as-written"]
+EACH_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def tiny_weighted_transformer(seed: int = 1, **options) -> WeightedTransformer:
@@ -20,8 +20,8 @@ def tiny_weighted_transformer(seed: int = 1, **options) -> WeightedTransformer:
 
 def tiny_as_written(**options) -> WeightedTransformer:
     """Build the as-written model, with κ and α of sum 1, drawn uniformly from the simplex."""
-    reading = {"branch_residual": "as-written", "branch_sum": "one", "branch_start": "random"}
-    return tiny_weighted_transformer(**{**reading, **options})
+    variant = {"branch_residual": "as-written", "branch_sum": "one", "branch_start": "random"}
+    return tiny_weighted_transformer(**{**variant, **options})
 
 
 def tiny_plain_transformer(seed: int = 1, **options) -> TransformerModel:

@@ -48,7 +48,7 @@ def read_alike(model):
     """Make head 1 read slots 0 and 1, and head 2 slots 1 and 2, equally for all tokens."""
     (memory,) = memories(model)
     unit_keys(memory)
-    (linear,) = memory.query_network.layers
+    (linear,) = memory.query.layers
     linear.weight.data.zero_()
     linear.bias.data = torch.tensor([9.0, 0, 0, 5, 5, 0, 9, 0, 0, 0, 5, 5])
 

@@ -1,0 +1,1 @@
+"""Look inside a model: one page for the browser."""

@@ -1,1 +1,0 @@
-"""Commands that plot the results of trainings."""

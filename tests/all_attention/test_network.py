@@ -1,0 +1,45 @@
+"""The network and the block of all-attention against the equations of section 4."""
+
+import pytest
+import torch
+
+from fairseq_plugins.all_attention import adaptive_span
+from fairseq_plugins.all_attention.network import AllAttentionNetwork, learned_spans
+from tests.reference import all_attention as reference
+from tests.segment_language_model.equations import assert_equals_the_equations
+from tests.segment_language_model.networks import SPAN, build
+
+
+@pytest.mark.parametrize("group_cost", [0, 1000])
+@pytest.mark.parametrize("kernel", ["fast", "plain"])
+@pytest.mark.parametrize("name", ["AllAttentionNetwork", "AllAttentionBlock"])
+def test_values_and_gradients_equal_the_equations(monkeypatch, name, kernel, group_cost):
+    monkeypatch.setattr(adaptive_span, "GROUP_COST", group_cost)
+    assert_equals_the_equations(build(name, kernel=kernel), reference.read)
+
+
+def test_layers_share_positions_and_have_no_feed_forward():
+    network = AllAttentionNetwork(3, 16, 4, 5, 6)
+    # 4 projections, keys and values of 5 persistent vectors, a norm and 4 spans
+    layer = 4 * 16 * 16 + 2 * 5 * 16 + 2 * 16 + 4
+    assert sum(p.numel() for p in network.parameters()) == 3 * layer + 6 * 4
+
+
+def test_the_span_penalty_is_the_sum_of_mean_spans_in_tokens():
+    network = build("AllAttentionNetwork")
+    spans = [span.value for span in learned_spans(network)]
+    for number, span in enumerate(spans):
+        span.data.fill_(0.1 * (number + 1))
+    penalty = network.span_penalty()
+    torch.testing.assert_close(penalty.item(), SPAN * (0.1 + 0.2 + 0.3))
+    for gradient in torch.autograd.grad(penalty, spans):
+        torch.testing.assert_close(gradient, torch.full_like(gradient, SPAN / 4))
+
+
+def test_dropout_acts_on_weights_and_on_the_sublayer_in_training_only():
+    network = build("AllAttentionNetwork", dropout=0.5)
+    x = torch.ones(1, 4, 16, dtype=torch.float64)
+    assert {layer.self_attn.dropout for layer in network.layers} == {0.5}
+    assert {layer.dropout.p for layer in network.layers} == {0.5}
+    assert not torch.equal(network(x)[0], network(x)[0])
+    assert torch.equal(network.eval()(x)[0], build("AllAttentionNetwork")(x)[0])

@@ -1,0 +1,208 @@
+"""Sums of values and their gradients, dense, sparse and beside autograd; shared tables; sizes."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.profiler import profile
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_plugins.product_key_memory import values
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.values import Values, rows_as_gradient
+from tests.product_key_memory.layer import (
+    TOKENS,
+    WIDTH,
+    D,
+    draw,
+    exact_memory,
+    make_pair,
+)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_two_readings_in_one_graph_add_their_gradients(recomputed):
+    ordinary = exact_memory()
+    beside = copy.deepcopy(ordinary)
+    beside.values.keep_gradient_beside_autograd()
+    x = draw(TOKENS, D)
+    ordinary(ordinary(x)).square().sum().backward()
+
+    def read(x):
+        return checkpoint(beside, x, use_reentrant=False) if recomputed else beside(x)
+
+    read(read(x)).square().sum().backward()
+    assert not beside.values.weight.requires_grad
+    torch.testing.assert_close(beside.values.weight.grad.to_dense(), ordinary.values.weight.grad)
+    beside.zero_grad()
+    assert beside.values.weight.grad is None
+
+
+def test_a_pass_that_leaves_a_memory_out_counts_too():
+    plain, apart = make_pair(False), make_pair(True)
+    x = torch.randn(2, 5, WIDTH)
+    for pair in (plain, apart):
+        pair.first(x[0]).square().sum().backward()
+        pair(x[1]).square().sum().backward()
+    torch.testing.assert_close(apart.values.weight.grad.to_dense(), plain.values.weight.grad)
+
+
+def test_values_beside_autograd_get_no_gradient_in_evaluation():
+    memory = exact_memory()
+    memory.values.keep_gradient_beside_autograd()
+    x = draw(TOKENS, D)
+    with torch.no_grad():
+        assert not memory(x).requires_grad
+    memory.eval()
+    memory(x).sum().backward()
+    assert memory.values.weight.grad is None
+    assert x.grad.any()
+
+
+def test_shared_values_are_one_parameter_after_loading_casting_and_copying():
+    pair, other = make_pair(False), make_pair(False, seed=2)
+    state = pair.state_dict()
+    # as torch saves tied parameters
+    tables = [state[f"{name}.values.weight"] for name in ("first", "second")]
+    assert tables[0].data_ptr() == tables[1].data_ptr()
+    other.load_state_dict(state)
+    copies = copy.deepcopy(other), pickle.loads(pickle.dumps(other))
+    for each in (other, *copies, make_pair(False, seed=3).to("meta").to_empty(device="cpu")):
+        each.to(torch.bfloat16).to(torch.float32)
+        assert each.second.values is each.first.values
+        assert len([name for name, _ in each.named_parameters() if "values" in name]) == 1
+    for each in copies:
+        assert torch.equal(each.values.weight, pair.values.weight.bfloat16().float())
+
+
+CHANGES = {
+    "to": lambda memory: memory.to(torch.bfloat16),
+    "assign": lambda memory: memory.load_state_dict(
+        copy.deepcopy(memory.state_dict()), assign=True
+    ),
+    "meta": lambda memory: memory.to("meta").to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_gradient_is_that_of_the_parameter_after_changes_in_place(change):
+    memory = exact_memory()
+    memory.values.keep_gradient_beside_autograd()
+    CHANGES[change](memory)
+    with torch.no_grad():
+        for parameter in memory.parameters():
+            parameter.normal_()
+    memory(torch.randn(TOKENS, D).to(memory.values.weight.dtype)).sum().backward()
+    assert memory.get_parameter("values.weight").grad.is_sparse
+
+
+# --- sizes
+
+
+def largest(slots, beside, sparse=True):
+    """Return the size, in 4-byte numbers, of the largest tensor of a forward and backward pass."""
+    torch.manual_seed(1)
+    memory = ProductKeyMemory(32, slots, heads=2, knn=8, query_dim=8, sparse=sparse)
+    if beside:
+        memory.values.keep_gradient_beside_autograd()
+    # 64 tokens, only 2 of them different, read few rows
+    x = torch.randn(2, 32).repeat(32, 1).requires_grad_()
+    with profile(profile_memory=True) as profiled:
+        memory(x).square().sum().backward()
+    assert memory.values.weight.grad.is_sparse == sparse
+    return max(operation.self_cpu_memory_usage for operation in profiled.events()) / 4
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_nothing_grows_with_the_table_nor_with_reads_times_width(beside):
+    tokens, reads, width = 64, 2 * 8, 32
+    # the largest tensor holds the scores of 2·2·n sub-keys, or the outputs
+    for n in (16, 60):
+        assert largest(n * n, beside) == max(tokens * width, tokens * 2 * 2 * n)
+        assert tokens * 2 * 2 * n < min(tokens * reads * width, 60 * 60 * width)
+    assert largest(60 * 60, False, sparse=False) == 60 * 60 * width
+
+
+TABLE = 12
+# the rows that each token reads
+READS = {
+    "some twice": [[5, 4, 5], [1, 5, 2]],
+    "one alone": [[7, 7, 7], [7, 7, 7]],
+    "each once": [[9, 8], [7, 6]],
+    "first and last": [[11, 0], [0, 11]],
+    "more than rows": torch.randint(TABLE, (9, 7), generator=torch.Generator().manual_seed(1)),
+    "every row": torch.arange(TABLE).repeat(3, 2),
+    "none": torch.empty(0, 3, dtype=torch.long),
+}
+
+
+def values_of(table, kernel, sparse, beside):
+    memory = Values(*table.shape, kernel, sparse)
+    memory.weight = torch.nn.Parameter(table.detach().clone())
+    if beside:
+        memory.keep_gradient_beside_autograd()
+    return memory
+
+
+@pytest.mark.parametrize(("sparse", "beside"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("kernel", ["plain", "fast", "without numba"])
+@pytest.mark.parametrize("reads", READS)
+def test_sums_and_gradients_of_rows_are_those_of_the_formula(
+    monkeypatch, reads, kernel, sparse, beside
+):
+    if kernel == "without numba":
+        monkeypatch.setattr(values, "use_numba", lambda x: False)
+    rows = torch.as_tensor(READS[reads])
+    table, weights, slope = draw(TABLE, WIDTH), draw(*rows.shape), draw(len(rows), WIDTH).detach()
+    # a token without a gradient
+    slope[1:2] = 0
+    # (N, R, 1), (N, R, d) -> (N, d)
+    expected = (weights.unsqueeze(-1) * table[rows]).sum(1)
+    memory = values_of(table, "plain" if kernel == "plain" else "fast", sparse, beside)
+    summed = memory(rows, weights)
+    torch.testing.assert_close(summed, expected)
+    summed.backward(slope)
+    grad, memory_grad = weights.grad, memory.weight.grad
+    weights.grad = None
+    expected.backward(slope)
+    torch.testing.assert_close(grad, weights.grad)
+    torch.testing.assert_close(memory_grad.to_dense(), table.grad)
+    assert memory_grad.is_sparse == sparse
+    if beside or (sparse and kernel != "plain"):
+        # exactly the rows that have a gradient, in rising order
+        listed = memory_grad._indices()[0].tolist()
+        assert listed == table.grad.any(1).nonzero().flatten().tolist()
+
+
+def test_the_memory_of_a_gradient_is_taken_again_if_it_is_large_enough():
+    memory, like = Values(100, WIDTH), torch.empty(1, WIDTH)
+    first = memory.buffer(16, like)
+    assert first.shape == (16, WIDTH)
+    # nobody has given the first one back
+    other = memory.buffer(16, like)
+    assert other.data_ptr() != first.data_ptr()
+    memory.reuse(gradient(other))
+    # a buffer has room for an eighth more rows than were asked for
+    again = memory.buffer(18, like)
+    assert again.data_ptr() == other.data_ptr()
+    memory.reuse(gradient(again))
+    larger = memory.buffer(19, like)
+    assert (larger.shape, larger.data_ptr() != other.data_ptr()) == ((19, WIDTH), True)
+    memory.reuse(gradient(larger))
+    assert memory.buffer(2, like.double()).dtype == torch.float64
+
+
+def gradient(grads):
+    return rows_as_gradient(torch.arange(len(grads)), grads, torch.Size([100, WIDTH]))
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_gradients_of_weights_in_pieces_are_those_of_the_formula(monkeypatch, reads):
+    """So they are computed in bfloat16 on an accelerator."""
+    monkeypatch.setattr(values, "TOKENS_AT_A_TIME", 2)
+    rows = torch.as_tensor(READS[reads])
+    table, weights, slope = draw(TABLE, WIDTH), draw(*rows.shape), draw(len(rows), WIDTH).detach()
+    values._SumRows.apply(table.detach(), rows, weights).backward(slope)
+    (expected,) = torch.autograd.grad((weights.unsqueeze(-1) * table[rows]).sum(1), weights, slope)
+    torch.testing.assert_close(weights.grad, expected)

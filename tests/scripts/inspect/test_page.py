@@ -1,0 +1,274 @@
+"""The page in a real browser: it shows what the model computes, by mouse and by keyboard."""
+
+import math
+import re
+import shutil
+import time
+
+import pytest
+import torch
+
+from fairseq_plugins import load
+from scripts.inspect import __main__ as inspect
+from scripts.inspect._layers import record
+from tests.scripts.inspect.pages import MODELS, TOKENS, write_models, write_page
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+BROWSER = next(filter(None, map(shutil.which, inspect.BROWSERS)), None)
+DRIVER = shutil.which("chromedriver")
+PATIENCE = 30.0  # seconds
+LOG = """\
+{"loss": "5", "num_updates": "10", "train_wall": "60"}
+{"valid_loss": "4", "valid_encoder1_kappa1": "0.4", "valid_num_updates": "10"}
+{"valid_loss": "3", "valid_encoder1_kappa1": "0.6", "valid_num_updates": "20"}
+"""
+
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or DRIVER is None, reason="there is no Chromium with its driver"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def pages(folder):
+    (folder / "train.log").write_text(LOG, encoding="utf-8")
+    return {name: write_page(folder, name, "--log", folder / "train.log") for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for option in inspect.BROWSER_OPTIONS:
+        if "virtual-time" not in option and "scale" not in option:
+            options.add_argument(option)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def show(driver, pages):
+    """Open a model's page; at the end, the browser's console must be empty."""
+
+    def open_page(name, width=1280):
+        driver.set_window_size(width, 900)
+        driver.get(pages[name].as_uri())
+        wait_for(
+            lambda: driver.execute_script("return document.documentElement.dataset.height"),
+            lambda: driver.get_log("browser"),
+        )
+        return driver
+
+    yield open_page
+    assert driver.get_log("browser") == []
+
+
+def wait_for(condition, explain=lambda: None):
+    """Return what ``condition`` returns as soon as it is true."""
+    ends = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < ends, explain()
+        time.sleep(0.05)
+    return value
+
+
+def all_of(page, selector):
+    return page.find_elements(By.CSS_SELECTOR, selector)
+
+
+def text_of(page, selector):
+    (element,) = all_of(page, selector)
+    return element.text
+
+
+def tokens(page):
+    return all_of(page, "#tokens .token")
+
+
+def hover(page, element):
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    ActionChains(page).move_to_element(element).perform()
+    return text_of(page, "#card")
+
+
+def focused(page):
+    return page.switch_to.active_element
+
+
+def selected(page):
+    return [
+        int(token.get_attribute("data-index")) for token in all_of(page, "[aria-selected=true]")
+    ]
+
+
+def bits(nats):
+    return f"{nats / math.log(2):.2f} bits"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pointing_at_a_token_shows_its_loss(show, folder, name):
+    loaded = load(folder / f"{name}.pt", folder / MODELS[name])
+    losses = loaded.score_split("test")
+    page = show(name)
+    for index in (0, 3):
+        card = hover(page, tokens(page)[index])
+        assert bits(losses[index]) in card
+        assert len(all_of(page, "#card .rows .symbol")) == 5
+
+
+def test_the_switch_shows_losses_without_the_past(show, folder):
+    loaded = load(folder / "recurrent.pt", folder / "text")
+    symbols = torch.tensor(loaded._tokens("test")[:TOKENS].astype("int64"))
+    with torch.no_grad():
+        scores = loaded.model(symbols[None, 7:15])[0].log_softmax(-1)[0]
+    page = show("recurrent")
+    with_past = text_of(page, "#legend")
+    colours = [token.value_of_css_property("background-color") for token in tokens(page)]
+    all_of(page, "[value=without]")[0].click()
+    assert bits(-scores[4, symbols[12]].item()) in hover(page, tokens(page)[12])
+    assert text_of(page, "#legend") != with_past
+    all_of(page, "[value=difference]")[0].click()
+    assert "the past hurt" in text_of(page, "#legend")
+    # the first segment has no past, so nothing differs
+    amounts = page.execute_script(
+        "return [...document.querySelectorAll('#tokens .token')]"
+        ".map((token) => +token.style.getPropertyValue('--amount'))"
+    )
+    assert not any(amounts[:8])
+    assert any(amounts[8:])
+    assert len(set(colours)) > 3
+
+
+def test_a_token_is_reached_and_selected_by_keyboard(show):
+    page = show("recurrent")
+    while focused(page).get_attribute("role") != "option":
+        focused(page).send_keys(Keys.TAB)
+    focused(page).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    focused(page).send_keys(Keys.END)
+    assert focused(page).get_attribute("data-index") == str(TOKENS - 1)
+    focused(page).send_keys(Keys.ARROW_LEFT)
+    assert focused(page).value_of_css_property("outline-style") == "solid"
+    assert not all_of(page, "#card[hidden]")
+    focused(page).send_keys(Keys.ENTER)
+    assert selected(page) == [TOKENS - 2]
+    assert "To predict" in text_of(page, "#panel")
+    # heads are a group of their own, one press of Tab further
+    focused(page).send_keys(Keys.TAB)
+    before = focused(page).get_attribute("aria-label")
+    focused(page).send_keys(Keys.ARROW_LEFT)
+    focused(page).send_keys(Keys.ENTER)
+    label = focused(page).get_attribute("aria-label")
+    assert label != before
+    assert label.split(":")[0].capitalize() in text_of(page, "#legend").capitalize()
+    focused(page).send_keys(Keys.ESCAPE)
+    assert selected(page) == []
+
+
+def test_a_click_shows_the_tokens_that_were_read(show, folder):
+    loaded = load(folder / "recurrent.pt", folder / "text")
+    weights = {}
+
+    def see(name, module, reads):
+        # of token 20, which is the fifth of its segment
+        weights[name] = reads.keys[:, 0, 4].flip(-1)
+
+    source = torch.tensor([2, *loaded._tokens("test")[:24].astype("int64")])[None]
+    past = None
+    with record(loaded.model, see):
+        for start in (0, 8, 16):
+            _, past = loaded.model.decoder.read(source[:, start : start + 8], past)
+    page = show("recurrent")
+    tokens(page)[20].click()
+    assert selected(page) == [20]
+    label = all_of(page, "[role=radio][aria-checked=true]")[0].get_attribute("aria-label")
+    layer, head = map(int, re.match(r"layer (\d+), head (\d+)", label).groups())
+    # keys from the last of the segment, distance -3, to the first of the past
+    expected = weights[f"decoder.network.layers.{layer - 1}.self_attn"][head - 1][3:]
+    best = expected.topk(8)
+    notes = [note.text for note in all_of(page, "#read .note")]
+    assert notes == [f"distance {distance}" for distance in best.indices.tolist()]
+    symbols = [symbol.text for symbol in all_of(page, "#read .symbol")]
+    assert symbols == [tokens(page)[19 - d].text.strip() for d in best.indices.tolist()]
+    widths = [
+        float(re.search(r"[\d.]+", bar.get_attribute("style"))[0])
+        for bar in all_of(page, "#read .bar > i")
+    ]
+    assert widths == pytest.approx((100 * best.values).tolist(), abs=0.3)
+    tokens(page)[20].click()
+    assert selected(page) == []
+
+
+@pytest.mark.parametrize(("name", "thing"), [("spans", "vector"), ("streams", "slot")])
+def test_other_tokens_that_use_a_vector_or_slot_can_be_chosen(show, name, thing):
+    page = show(name)
+    tokens(page)[20].click()
+    summaries = [x for x in all_of(page, "#panel summary") if x.text.startswith(thing)]
+    summaries[0].send_keys(Keys.ENTER)
+    wait_for(lambda: all_of(page, "#panel details[open] button"))[0].click()
+    (other,) = selected(page)
+    assert other != 20
+    assert focused(page).get_attribute("data-index") == str(other)
+
+
+def test_a_target_token_shows_what_it_read_of_the_source(show):
+    page = show("pairs")
+    tokens(page)[1].click()
+    amounts = [
+        page.execute_script("return +arguments[0].style.getPropertyValue('--amount')", token)
+        for token in all_of(page, "#source .token")
+    ]
+    assert max(amounts) == 75
+    rows = all_of(page, "#matrix tr")
+    assert len(rows) == len(tokens(page)) + 1
+    assert len(all_of(page, "#matrix tr:last-child td")) == len(amounts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_window(show, name, width):
+    page = show(name)
+    # windows cannot be as narrow as a phone
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_theme_can_be_changed(show):
+    page = show("recurrent")
+    background = all_of(page, "body")[0].value_of_css_property("background-color")
+    all_of(page, "#theme")[0].click()
+    assert all_of(page, "body")[0].value_of_css_property("background-color") != background
+    assert text_of(page, "#theme") in ("Dark", "Light")
+
+
+def test_curves_are_drawn_by_updates_and_by_minutes(show):
+    page = show("recurrent")
+    assert "updates" in text_of(page, "[data-chart=loss]")
+    all_of(page, "[name=by][value=minutes]")[0].click()
+    assert "minutes" in text_of(page, "[data-chart=loss]")
+    assert "κ of encoder1" in text_of(page, "#curves")
+
+
+def test_one_figure_is_drawn_as_a_picture(folder, pages, tmp_path):
+    picture = tmp_path / "spans.png"
+    inspect.draw_picture(pages["spans"], "spans", picture)
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20], "big") == 2 * inspect.PICTURE_WIDTH
+    with pytest.raises(ValueError, match=r"--figure is memory: the page .* does not have it"):
+        inspect.draw_picture(pages["spans"], "memory", tmp_path / "memory.png")

@@ -1,0 +1,215 @@
+"""Networks of both papers read a text alike in any segments, and nothing of it stays on them."""
+
+import copy
+
+import pytest
+import torch
+
+from fairseq_plugins.all_attention import adaptive_span
+from fairseq_plugins.segment_language_model import attention_blocks
+from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.network import FeedForward, SegmentLayer, SegmentNetwork
+from tests.segment_language_model.networks import (
+    BUILDERS,
+    STREAMS,
+    TOKENS,
+    WIDTH,
+    build,
+    draw,
+    read,
+)
+
+each_network = pytest.mark.parametrize("name", BUILDERS)
+MODES = [(True, torch.enable_grad), (False, torch.enable_grad), (False, torch.no_grad)]
+each_mode = pytest.mark.parametrize(("training", "grad"), MODES)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Let long segments have several blocks, and heads with different spans be computed apart."""
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 5)
+    monkeypatch.setattr(adaptive_span, "GROUP_COST", 0)
+
+
+@each_network
+@each_mode
+@pytest.mark.parametrize("kernel", ["fast", "plain"])
+def test_segments_give_what_one_pass_gives(name, training, grad, kernel):
+    network = build(name, kernel=kernel).train(training)
+    with grad():
+        whole, _ = network(draw())
+        for sizes in ([4, 4, 4], [5, 6, 1], [1] * TOKENS):
+            y, past = read(network, draw().split(sizes, dim=1))
+            torch.testing.assert_close(y, whole, rtol=0, atol=1e-5)
+            assert past.num_tokens == TOKENS
+
+
+@each_network
+def test_a_past_is_needed_and_has_no_gradient(name):
+    network, x = build(name), draw().requires_grad_()
+    text, rest = x.split([5, 7], dim=1)
+    _, past = network(text)
+    y, _ = network(rest, past)
+    assert not torch.allclose(network(rest)[0], y)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert not gradient[:, :5].any()
+    assert gradient[:, 5:].all()
+
+
+@each_network
+@each_mode
+def test_a_network_keeps_nothing_of_a_text(name, training, grad):
+    network = build(name).train(training)
+    before = copy.deepcopy(network.__dict__), [vars(module).keys() for module in network.modules()]
+    state = {key: value.clone() for key, value in network.state_dict().items()}
+    with grad():
+        _, past = network(draw())
+        network(draw(STREAMS + 1, 3))
+        network(draw(seed=5), past)
+    assert before[0].keys() == network.__dict__.keys()
+    assert before[1] == [vars(module).keys() for module in network.modules()]
+    torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
+
+
+@each_network
+def test_projected_positions_are_used_again_and_reach_no_farther_than_ever_needed(name):
+    network, projected = build(name).eval(), []
+    project = network.project
+
+    def counted(*args):
+        projected.append(args[2])
+        return project(*args)
+
+    network.project = counted
+    with torch.no_grad():
+        _, past = read(network, draw(STREAMS, 60).split(1, dim=1))
+    # the past doubles until it is full
+    assert len(projected) <= 6
+    assert past.farthest == projected[-1] == network.mem_len
+    network.train()
+    assert network(draw(), None)[1].positions is None
+
+
+@each_network
+def test_weights_changed_between_segments_count_from_then_on(name):
+    """Even if they change behind autograd's back, as in fairseq's optimizers and averages."""
+    network = build(name).eval()
+    for change in (
+        lambda p: p.data.mul_(0.7),
+        lambda p: p.data.copy_(0.7 * p.data),
+        lambda p: p.detach().numpy().__imul__(0.7),
+    ):
+        changed, fresh = copy.deepcopy(network), copy.deepcopy(network)
+        with torch.no_grad():
+            changed(draw())
+            for parameter in changed.parameters():
+                change(parameter)
+            for parameter in fresh.parameters():
+                parameter.copy_(0.7 * parameter)
+            assert torch.equal(changed(draw())[0], fresh(draw())[0])
+
+
+@each_network
+@each_mode
+@pytest.mark.parametrize("kernel", ["fast", "plain"])
+def test_an_empty_batch_goes_forward_and_backward(name, training, grad, kernel):
+    network = build(name, kernel=kernel).train(training)
+    x = draw(0, 4)
+    with grad():
+        y, past = read(network, (x, x, x[:, :1]))
+    assert y.shape == (0, 9, WIDTH)
+    assert past.num_tokens == 9
+    if grad is torch.enable_grad:
+        y.sum().backward()
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        assert gradients
+        assert not any(gradient.any() for gradient in gradients)
+
+
+@each_network
+@pytest.mark.parametrize("keep", [0, 2])
+def test_as_many_tokens_are_kept_as_asked_for(name, keep):
+    for training, grad in MODES:
+        network = build(name).train(training)
+        with grad():
+            y, past = network(draw(), None, keep)
+            assert past.num_tokens == TOKENS
+            assert past.length == keep
+            torch.testing.assert_close(y, network(draw())[0])
+            # an old past longer than that is cut, too
+            _, longer = network(draw())
+            assert network(draw(STREAMS, 1), longer, keep)[1].length == keep
+
+
+def network_of(layers, **options):
+    torch.manual_seed(1)
+    made = [
+        SegmentLayer(
+            WIDTH,
+            RelativeAttention(WIDTH, 2, Window(0)),
+            FeedForward(WIDTH, 24, torch.nn.Dropout(0.0)),
+            torch.nn.Dropout(0.0),
+            normalize_before="layer_norm" in options,
+            memory=memory,
+        )
+        for memory in layers
+    ]
+    return SegmentNetwork(made, TOKENS, **options).double()
+
+
+class Memory(torch.nn.Module):
+    """A sublayer that reads tokens except padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, padding_mask=None):
+        y = self.map(x)
+        return y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+
+
+def test_a_memory_is_a_residual_sublayer_that_sees_the_padding():
+    network = network_of([None, Memory()])
+    layer, seen = network.layers[1], []
+    layer.feed_forward.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+    padding_mask = torch.zeros(STREAMS, TOKENS, dtype=torch.bool)
+    padding_mask[0, -3:] = True
+    y, _ = network(draw(), padding_mask=padding_mask)
+    ((x, mapped),) = seen
+    x = layer.final_layer_norm(x + mapped)
+    added = layer.memory.map(x).masked_fill(padding_mask.unsqueeze(-1), 0.0)
+    torch.testing.assert_close(y, layer.memory_layer_norm(x + added))
+
+
+def test_pre_norm_networks_normalise_each_sublayers_input_and_the_output():
+    network = network_of([None, None], layer_norm=torch.nn.LayerNorm(WIDTH))
+    for norm in network.modules():
+        if isinstance(norm, torch.nn.LayerNorm):
+            torch.nn.init.normal_(norm.weight)
+            torch.nn.init.normal_(norm.bias)
+    x = expected = draw()
+    for layer in network.layers:
+        attended, _ = layer.self_attn(layer.self_attn_layer_norm(expected))
+        expected = expected + attended
+        expected = expected + layer.feed_forward(layer.final_layer_norm(expected))
+    expected = network.layer_norm(expected)
+    torch.testing.assert_close(network(x)[0], expected)
+    for training, grad in MODES:
+        network.train(training)
+        with grad():
+            torch.testing.assert_close(read(network, x.split(4, dim=1))[0], expected)
+
+
+@each_network
+def test_other_streams_or_shapes_are_refused(name):
+    network = build(name)
+    _, past = network(draw())
+    for shape, message in (
+        ((3, 4, WIDTH), "`past` has 2 streams and `x` has 3"),
+        ((2, 0, WIDTH), r"`x` is \(2, 0, 16\): give a segment"),
+        ((2, WIDTH), r"`x` is \(2, 16\): give a segment"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            network(torch.zeros(shape, dtype=torch.float64), past)
