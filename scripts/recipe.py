@@ -67,6 +67,8 @@ def load(paper: str, name: str) -> Options:
     parents = recipes[name].get("extends", [])
     for parent in [parents] if isinstance(parents, str) else parents:
         recipe = merge(recipe, load(paper, parent))
+    for own in ("what", "published", "parameters"):
+        recipe.pop(own, None)
     return merge(recipe, recipes[name])
 
 
@@ -247,9 +249,9 @@ def hydra_configuration(words: list[str]) -> str:
     ARCH_CONFIG_REGISTRY[namespace.arch](preset)
     if not isinstance(groups["model"], dict):
         groups["model"] = vars(groups["model"])
-    # groups after it only refer to an option of common, task and so on
-    order = ["common", "task", "dataset", "optimization", "distributed_training", "checkpoint"]
-    order += ["model", "criterion", "optimizer", "lr_scheduler"]
+    # the first group that has an option owns it; others refer to that
+    order = ["common", "dataset", "optimization", "distributed_training", "checkpoint"]
+    order += ["task", "model", "criterion", "optimizer", "lr_scheduler"]
     wanted = {"data", *vars(preset)}
     wanted |= {word[2:].replace("-", "_") for word in words if word.startswith("--")}
     config: Options = {}
@@ -313,7 +315,8 @@ def print_list() -> None:
         recipes = {name: load(paper, name) for name in read(paper)["recipes"] if name[0] != "_"}
         width = max(map(len, recipes)) + len(paper) + 1
         for name, recipe in recipes.items():
-            facts = [recipe["what"], recipe.get("published") and f"published {recipe['published']}"]
+            facts = [recipe.get("what")]
+            facts += [recipe.get("published") and f"published {recipe['published']}"]
             facts += [recipe.get("parameters") and f"{int(recipe['parameters']) / 1e6:,.1f}M"]
             facts += [recipe.get("gib") and f"GiB {recipe['gib']}"]
             print(f"{f'{paper}/{name}':{width}}  {'; '.join(filter(None, facts))}")

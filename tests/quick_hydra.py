@@ -2,7 +2,7 @@
 
 For each command, Hydra composes everything anew, parses about three hundred values, most of them
 the same each time, keeps a list of them that fairseq drops, and reads the source of its callers.
-tests/test_configurations.py compares the result with Hydra's own.
+tests/scripts/test_recipe.py compares the result with Hydra's own.
 """
 
 import copy

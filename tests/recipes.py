@@ -1,73 +1,33 @@
-"""The recipes of examples/: their names, and the commands that PRINT=1 prints."""
+"""The recipes of examples/, and the models that they train, without weights."""
 
-import os
-import re
-import shlex
-import subprocess
+import argparse
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples"
-PAPERS = ("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer")
+import torch
+from fairseq.models import build_model
+
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from scripts import recipe
+from scripts.docs.tables import configuration, count_parameters, dictionary, parse
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NAMES = [
+    (paper, name)
+    for paper in recipe.PAPERS
+    for name in recipe.read(paper)["recipes"]
+    if not name.startswith("_")
+]
 # a warning about fairseq's use of Hydra
 HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
 
 
-def call(paper, *words, folder=ROOT, **environment):
-    return subprocess.run(
-        ["bash", EXAMPLES / paper / "recipes.sh", *words],
-        env={**os.environ, **environment},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-
-
-def commands(paper, name, action, *more, data="DATA", checkpoints="CHECKPOINTS"):
-    """Return the words of each command of an action, except the initial mkdir."""
-    done = call(paper, name, action, data, checkpoints, *more, PRINT="1")
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in printed if not line.startswith("mkdir ")]
-
-
-def words(*given, **places):
-    """Return the arguments of an action's only fairseq command."""
-    return commands(*given, **places)[0][1:]
-
-
-def cells(line):
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def tables(paper, heading):
-    """Return the tables in a section of a paper's details.md as rows of cells, header first."""
-    page = (EXAMPLES / paper / "details.md").read_text(encoding="utf-8")
-    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    found = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
-    return [[cells(line) for line in table.splitlines() if "|---" not in line] for table in found]
-
-
-def listed(paper):
-    """Return the symbols and parameters of each recipe, as written in the list of a paper.
-
-    A column whose head begins with _ is a recipe of its own; the head is the end of its name.
-    """
-    found, columns = {}, {}
-    for line in call(paper).stdout.splitlines():
-        if line.startswith("name "):
-            # cells may be empty, so columns are split where their heads begin
-            heads = list(re.finditer(r"\S+(?: \S+)*", line))
-            ends = [head.start() for head in heads[1:]] + [None]
-            columns = {
-                head.group(): slice(head.start(), end)
-                for head, end in zip(heads, ends, strict=True)
-            }
-        elif not line:
-            columns = {}
-        for head, place in columns.items() if not line.startswith("name ") else ():
-            parameters = line[place].strip()
-            if parameters and (head == "parameters" or head.startswith("_")):
-                name = line[columns["name"]].strip() + head.removeprefix("parameters")
-                found[name] = (line[columns["symbols"]].strip(), parameters)
-    return found
+def count(paper, name):
+    """Return the number of parameters of a recipe's model."""
+    entry = recipe.load(paper, name)
+    joint = dictionary(int(entry["symbols"]))
+    task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
+    if entry["options"]["task"] == "segment_language_modeling":
+        task = SegmentLanguageModelingTask(argparse.Namespace(data=None), joint)
+    options = configuration(parse(recipe.commands(paper, name, "train")[0][1:]))
+    with torch.device("meta"):
+        return count_parameters(build_model(options, task))

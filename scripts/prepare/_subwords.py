@@ -11,11 +11,12 @@ import argparse
 import io
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from scripts._shared.commands import short
 from scripts.prepare._lines import LineMapper, add_workers_option, progress, read_lines, write_lines
@@ -23,7 +24,7 @@ from scripts.prepare._lines import LineMapper, add_workers_option, progress, rea
 # Symbols of fairseq that no text may contain. The word <unk> may occur: fairseq reads it as <unk>.
 SPECIAL = ("<s>", "</s>", "<pad>")
 VERSION = "#version: 0.2"
-# Most words in the cache of subword-nmt; a large text would fill the memory with rare words.
+# Most words whose units are remembered; a large text would fill the memory with rare words.
 REMEMBERED = 2**20
 
 
@@ -122,17 +123,43 @@ def check_codes(path: Path) -> int:
     return len(pairs)
 
 
-def subword_units(codes: Path) -> LineMapper:
-    """Return a function from lines of words to lines of their units."""
+def word_encoder(codes: Path) -> Callable[[list[str]], list[str]]:
+    """Return a function from words to their units: of fastBPE if it is installed, or subword-nmt.
+
+    Both give the same units. Without fastBPE, rare words of a large text take hours.
+    """
+    with suppress(ImportError):
+        from fastBPE import fastBPE
+
+        # fastBPE reads a count after each pair, and no first line
+        with NamedTemporaryFile("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{pair} 0\n" for pair in list(read_lines(codes))[1:])
+            file.flush()
+            return fastBPE(file.name, "").apply
     from subword_nmt.apply_bpe import BPE
 
     with codes.open(encoding="utf-8-sig") as file:
         encoder = BPE(file)
 
+    def encode(words: list[str]) -> list[str]:
+        encoder.cache.clear()  # apply_lines remembers words
+        return [encoder.process_line(word) for word in words]
+
+    return encode
+
+
+def subword_units(codes: Path) -> LineMapper:
+    """Return a function from lines of words, with single spaces, to lines of their units."""
+    encode = word_encoder(codes)
+    units = {"": ""}
+
     def apply_lines(lines: list[str]) -> list[str]:
-        if len(encoder.cache) > REMEMBERED:
-            encoder.cache.clear()
-        return [encoder.process_line(line) for line in lines]
+        if len(units) > REMEMBERED:
+            units.clear()
+            units[""] = ""
+        new = list({word for line in lines for word in line.split(" ")}.difference(units))
+        units.update(zip(new, encode(new), strict=True))
+        return [" ".join([units[word] for word in line.split(" ")]) for line in lines]
 
     return apply_lines
 

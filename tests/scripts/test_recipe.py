@@ -1,0 +1,284 @@
+"""Recipes are understood, build the models that they name, and run as they are printed."""
+
+import ast
+import dataclasses
+import json
+import re
+import shlex
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from scripts import recipe
+from scripts._recipe_results import results_table
+from scripts.docs.tables import parse
+from scripts.evaluate import translation
+from tests.recipes import HYDRA, NAMES, count
+
+pytestmark = pytest.mark.filterwarnings(HYDRA, "ignore:[\\s\\S]*version_base:UserWarning")
+
+# parameters of the original code; of product-key memory and translation those of our own pages
+ORIGINALS = {
+    "transformer_xl/enwik8_base": 41_055_949,
+    "transformer_xl/enwik8_large": 277_232_845,
+    "transformer_xl/text8_large": 277_051_420,
+    "transformer_xl/wt103_base": 151_107_538,
+    "transformer_xl/lm1b_base": 357_812_082,
+    "transformer_xl/lm1b_20l": 469_020_530,
+    "all_attention/enwik8_small": 38_501_725,
+    "all_attention/enwik8_large": 114_017_773,
+    "all_attention/text8_small": 38_320_300,
+    "all_attention/text8_large": 113_836_348,
+    "all_attention/wt103": 132_493_746,
+    "all_attention/adaptive_span_enwik8_small": 38_538_541,
+    "all_attention/adaptive_span_enwik8_large": 208_910_221,
+    "weighted_transformer/wmt14_en_de_base": 63_082_688,
+    "weighted_transformer/wmt14_en_de_base_as_written": 63_070_400,
+    "weighted_transformer/wmt14_en_de_big": 214_245_760,
+}
+ABLATIONS = [
+    (paper, name)
+    for paper, name in NAMES
+    if paper == "transformer_xl" and re.match("wt103_(?!base|large)", name)
+]
+
+
+def words(name, action="train", *more, data="DATA", checkpoints="CHECKPOINTS"):
+    """Return the arguments of the first command of an action."""
+    paper, _, name = name.partition("/")
+    return recipe.commands(paper, name, action, data, checkpoints, recipe.parse([*more]))[0][1:]
+
+
+def option(name, *more, action="train"):
+    """Return the options of an action's command, as fairseq or our command understands them."""
+    parsed = recipe.parse(words(name, action, *more)[1:])
+    return {key: value if value == recipe.YES else " ".join(value) for key, value in parsed.items()}
+
+
+@pytest.mark.parametrize("paper", recipe.PAPERS)
+def test_each_recipe_builds_the_model_that_it_names(paper):
+    for name in (name for each, name in NAMES if each == paper):
+        built, stated = count(paper, name), recipe.load(paper, name).get("parameters")
+        assert stated is None or built == int(stated), name
+        assert built == ORIGINALS.get(f"{paper}/{name}", built), name
+
+
+@pytest.mark.parametrize("paper", recipe.PAPERS)
+def test_evaluation_is_understood_and_scores_every_token(paper):
+    for name in (name for each, name in NAMES if each == paper):
+        if not isinstance(recipe.load(paper, name)["evaluate"], dict):
+            assert name.startswith("facts")  # whose training scores all facts itself
+            continue
+        for command in recipe.commands(paper, name, "evaluate"):
+            if paper == "weighted_transformer":
+                assert translation.parse(command[3:]).beam == 4
+            else:
+                parsed = options.parse_args_and_arch(options.get_eval_lm_parser(), command[1:])
+                batches = parsed.required_batch_size_multiple
+                assert batches == 1 or paper != "product_key_memory"
+
+
+@pytest.mark.parametrize("paper", recipe.PAPERS)
+def test_groups_and_explanations_are_of_recipes(paper):
+    content = recipe.read(paper)
+    for members in content["groups"].values():
+        assert all((paper, member) in NAMES for member in members)
+    explained = {
+        line.partition(":")[0]
+        for each, name in NAMES
+        if each == paper
+        for line in recipe.explained(paper, recipe.commands(paper, name, "train")[0])
+    }
+    assert explained == {f"# --{key}" for key in content["explain"]}
+
+
+@pytest.mark.parametrize("name", [name for _, name in ABLATIONS])
+def test_an_ablation_sees_the_published_attention_length(name):
+    published = int(
+        re.search(
+            r"\((?:attention length )?(\d+)\)", recipe.load("transformer_xl", name)["published"]
+        )[1]
+    )
+    trained = option(f"transformer_xl/{name}")
+    evaluated = option(f"transformer_xl/{name}", action="evaluate")
+    assert ("half-loss" in trained) == ("half_loss" in name)
+    absolute = "absolute" in trained.get("positions", "")
+    if trained.get("mem-len") == "0" or absolute:
+        assert "model-overrides" not in evaluated
+        length = int(evaluated["tokens-per-sample"]) + int(evaluated["extended-context"])
+        assert not absolute or length <= int(trained["tokens-per-sample"])
+    else:
+        overrides = ast.literal_eval(evaluated["model-overrides"])
+        assert overrides["same_length"]
+        length = overrides["mem_len"]
+    assert length == published
+
+
+@pytest.mark.parametrize("name", [name for _, name in NAMES if name.startswith("wmt14")])
+def test_wmt14_has_the_schedule_of_the_paper(name):
+    parsed = parse(words(f"weighted_transformer/{name}"))
+    width = parsed.decoder_embed_dim
+    # learning rate of update t: d^-0.5 * min(t^-0.5, t * 4000^-1.5)
+    assert parsed.lr == [pytest.approx(width**-0.5 * 4000**-0.5, rel=1e-5)]
+    assert parsed.warmup_init_lr == pytest.approx(width**-0.5 * 4000**-1.5, rel=1e-5)
+    assert parsed.max_tokens * parsed.update_freq[0] == 25_000
+    frozen = getattr(parsed, "freeze_branch_weights_after", None)
+    assert frozen in (None, parsed.max_update - 10_000)
+
+
+def test_options_of_the_user_win():
+    name = "product_key_memory/16l_1024d_2_memories"
+    assert "fp16" not in option(name)
+    half = option(name, "--fp16", "--memory-layers", "3,5", "--lr=0.1", "--seed", "2")
+    assert half["fp16-no-flatten-grads"] == recipe.YES
+    assert (half["memory-layers"], half["lr"], half["seed"]) == ("3,5", "0.1", "2")
+    assert words(name, "train", "--lr", "0.1").count("--lr") == 1
+    # flags without value, and their opposite
+    name = "product_key_memory/english_16k_norm"
+    assert "memory-query-batch-norm" not in option(name, "--memory-query-batch-norm", "no")
+    merged = recipe.merge({"optimizer": "adam", "fp16": "yes"}, {})
+    entry = {"options": {}, "train": merged}
+    command = recipe.train_commands(entry, "train", "D", "C", {"bf16": "yes"})[0]
+    assert "--bf16" in command
+    assert "--fp16" not in command
+    # what follows -- comes last
+    name = "weighted_transformer/wmt14_en_de_2l_table3"
+    assert words(name, "evaluate", "--beam", "2", "--", "--seed", "2")[-3:] == ["--", "--seed", "2"]
+    assert translation.parse(words(name, "evaluate", "--beam", "2")[2:]).beam == 2
+
+
+def test_a_text_of_ones_own_replaces_the_download():
+    def steps(*more):
+        return recipe.commands(
+            "transformer_xl", "english_words", "prepare", "D", more=recipe.parse([*more])
+        )
+
+    first, second = steps("--from", "archives", "--workers", "1")
+    assert first[2:] == ["scripts.prepare.english", "--from", "archives", "--output", "D/source"]
+    assert second[2] == "scripts.prepare.text"
+    assert second[-4:] == ["--workers", "1", "--output", "D"]
+    assert second[second.index("--input") + 1] == "D/source"
+    (only,) = steps("--input", "TEXT")
+    assert only[2] == "scripts.prepare.text"
+    assert only[only.index("--input") + 1] == "TEXT"
+
+
+@pytest.fixture
+def commands_run(monkeypatch):
+    """Return the words of the commands that recipes would run."""
+    run = []
+    monkeypatch.setattr(recipe, "run", lambda words, log=None: run.append(words))
+    return run
+
+
+def test_what_is_shown_is_what_runs(commands_run, capsys, tmp_path):
+    name, folder = "weighted_transformer/wmt14_en_de_base", str(tmp_path / "it's C")
+    assert recipe.main([name, "show", "D", folder, "--max-update", "9"]) == 0
+    shown = capsys.readouterr().out.replace("\\\n", " ").splitlines()
+    shown = [shlex.split(line) for line in shown if line and line[0] != "#"]
+    recipe.main([name, "prepare", "D"])
+    recipe.main([name, "train", "D", folder, "--max-update", "9"])
+    recipe.main([name, "evaluate", "D", folder])
+    assert [line for line in shown if line[0] != "mkdir"] == commands_run
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("transformer_xl/enwik8_huge train D C", "there is no recipe transformer_xl/enwik8_huge"),
+        ("transformer_xl/_pytorch show", "there is no recipe transformer_xl/_pytorch"),
+        ("transformer_xl/enwik8_base finish D C", "enwik8_base has no action finish"),
+        ("transformer_xl/enwik8_base train D", "train takes DATA CHECKPOINTS"),
+        ("transformer_xl/enwik8_base", "give an action"),
+        ("transformer_xl/ptb finish D C", "there is no checkpoint_last.pt in C"),
+        ("results NOWHERE", "NOWHERE has no finished trainings"),
+    ],
+)
+def test_a_wrong_command_is_refused(line, text, capsys, commands_run):
+    assert recipe.main(line.split()) == 1
+    assert text in capsys.readouterr().err
+    assert not commands_run
+
+
+def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
+    line = ["all_attention/depth_small", "train", "D", str(tmp_path), "--seeds", "1", "2"]
+    assert recipe.main(line) == 0
+    assert len(commands_run) == 8
+    folders = [command[command.index("--save-dir") + 1] for command in commands_run]
+    assert folders[1] == str(tmp_path / "all_attention/english_characters/2")
+    assert len(set(folders)) == 8
+    assert all(command.count("--seed") == 1 for command in commands_run)
+    assert recipe.main(line) == 0
+    assert len(commands_run) == 8
+    # another option, another training
+    assert recipe.main([*line, "--lr", "0.001"]) == 0
+    assert len(commands_run) == 16
+
+
+def test_results_are_in_the_unit_of_the_data(tmp_path):
+    for unit, losses in (("characters", (3.0, 2.0, 2.25)), ("words", (8.0, 7.0, 7.5))):
+        data = tmp_path / unit
+        data.mkdir()
+        (data / "units.json").write_text(json.dumps({"unit": unit}))
+        folder = tmp_path / "out" / "paper" / unit / "1"
+        folder.mkdir(parents=True)
+        (folder / "train.done").write_text(f"fairseq-train {data} --x\n")
+        lines = []
+        for update, loss in enumerate(losses, 1):
+            figures = {
+                "wps": str(100 * update),
+                "num_updates": str(update),
+                "wall": str(60 * update),
+            }
+            valid = {"valid_loss": str(loss + 1), "valid_nll_loss": str(loss)}
+            valid["valid_num_updates"] = str(update)
+            lines += [f"2026 | INFO | train_inner | {json.dumps(figures)}"]
+            lines += [f"2026 | INFO | valid | {json.dumps(valid)}"]
+        (folder / "train.log").write_text("\n".join(lines))
+        (folder / "evaluate.log").write_text("Loss (base 2): 2.1250, Perplexity: 4.36\n")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in results_table(tmp_path / "out", 7.2).splitlines()[2:]
+    ]
+    assert rows == [
+        ["paper/characters", "1", "3", "2.0000 bits", "2.1250 bits", "250", "3.0", "1", "1.0"],
+        ["paper/words", "1", "3", "128.00 ppl", "4.36 ppl", "250", "3.0", "2", "2.0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("transformer_xl/enwik8_base", "all_attention/enwik8_small"),
+        *("product_key_memory/english_16k", "weighted_transformer/multi30k_en_de"),
+    ],
+)
+def test_the_configuration_for_hydra_says_what_the_command_does(name, tmp_path):
+    """Hydra's own composition, which tests/quick_hydra.py shortens elsewhere, is compared, too."""
+    command = words(name, "train", data="DATA")
+    (tmp_path / "recipe.yaml").write_text(recipe.hydra_configuration(command))
+    hydra_init("recipe")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(tmp_path)):
+        composed = compose("recipe")
+    add_defaults(composed)
+    expected = convert_namespace_to_omegaconf(parse(command))
+    groups = {field.name for field in dataclasses.fields(FairseqConfig)}
+
+    def values(config, group):
+        return OmegaConf.to_container(config, resolve=True, enum_to_str=True).get(group)
+
+    # fairseq-train adds "scoring", which training does not use
+    for group in sorted(groups - {"_name", "model", "scoring"}):
+        assert values(composed, group) == values(expected, group), group
+    model = values(composed, "model")
+    assert {key: value for key, value in values(expected, "model").items() if key in model} == {
+        **model,
+        "_name": values(expected, "model")["_name"],
+    }
