@@ -380,8 +380,7 @@ function setUpTheme(draw) {
   const dark = () => (style.colorScheme ? style.colorScheme === "dark" : media.matches);
   const update = () => { $("theme").textContent = dark() ? "Light" : "Dark"; draw(); };
   $("theme").onclick = () => { style.colorScheme = dark() ? "light" : "dark"; update(); };
-  media.onchange = update;
-  update();
+  (media.onchange = update)();
 }
 
 async function show() {
