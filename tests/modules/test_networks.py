@@ -155,7 +155,9 @@ def test_models_of_compiled_layers_compute_the_same(monkeypatch, build_model, tr
     torch.compiler.reset()
     compile_module = nn.Module.compile
     monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **options: compile_module(self, "aot_eager", **options)
+        nn.Module,
+        "compile",
+        lambda self, **options: compile_module(self, backend="aot_eager", **options),
     )
     # --mem-len 6 is full after one segment of 8, and the last segment is shorter
     stream, options, results = tokens(2, 36), {"mem_len": 6}, []
