@@ -138,6 +138,15 @@ def test_the_data_of_an_archive_that_is_here(prepare, tmp_path, name):
     assert prepare(name)[1].startswith("bin: complete\n")
 
 
+def test_text_alone(prepare, tmp_path):
+    assert prepare("lm1b", "--from", given(tmp_path, "lm1b"), "--text")[0] == 0
+    folder = tmp_path / "out" / "text"
+    written = {split: (folder / f"{split}.txt").read_text("utf-8") for split in SPLITS}
+    train = "a a b\u2423c b a\na\u2423b b\u2423c b\u2423c\n"
+    assert written == {"train": train, "valid": "a c\n", "test": "b\n"}
+    assert not (tmp_path / "out" / "bin").exists()
+
+
 @pytest.mark.parametrize("name", ["enwik8", "ptb"])
 def test_the_data_of_a_mirror_also_after_others_that_broke_or_sent_something_else(
     prepare, tmp_path, name

@@ -195,3 +195,13 @@ def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named)
     assert refused(result, named.format(tmp_path)), result
     assert not (tmp_path / "out" / "bin").exists()
     assert not list(tmp_path.rglob("*.partial-*"))
+
+
+def test_punctuation_marks_become_words(prepare, tmp_path):
+    source = tmp_path / "source"
+    for split in SPLITS:
+        write_files(source, {f"{split}.txt": "(It's _so_ \u2013 na\u00efve!)\n"})
+    options = ("--input", source, "--unit", "words", "--split-punctuation")
+    assert prepare(*options)[0] == 0
+    assert written(tmp_path / "out", "test") == ["( It ' s _ so _ \u2013 na\u00efve ! )"]
+    assert refused(prepare(*options, "--moses", "en"), "--split-punctuation")
