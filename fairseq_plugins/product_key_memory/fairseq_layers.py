@@ -36,6 +36,12 @@ class FairseqMemory(ProductKeyMemory):
 
     last_update = 0
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle; torch copies parameters without their marks."""
+        super().__setstate__(state)
+        if self.values.beside_autograd:
+            hide_from_fairseq(self)
+
     def set_num_updates(self, num_updates: int) -> None:
         """Check before each batch that the last update used the gradient of the values."""
         unused = self.values.beside_autograd and self.values.weight.grad is not None

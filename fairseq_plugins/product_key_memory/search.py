@@ -90,9 +90,13 @@ class FlatKeys(nn.Module):
                     best = _search_with_faiss(faiss, *searched, k)
                 else:
                     best = _search_with_topk(*searched, k)
-            # (N, k, d_q), (N, d_q, 1) -> (N, k)
-            score = torch.bmm(F.embedding(best, keys), head_queries.unsqueeze(-1)).squeeze(-1)
-            scores.append(to_single_precision(score))
+            with without_autocast(queries):
+                # (N, k, d_q), (N, d_q, 1) -> (N, k)
+                score = torch.bmm(
+                    to_single_precision(F.embedding(best, keys)),
+                    to_single_precision(head_queries).unsqueeze(-1),
+                ).squeeze(-1)
+            scores.append(score)
             slots.append(best)
         return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
 
@@ -279,7 +283,8 @@ def _search_with_topk(queries: Tensor, keys: Tensor, k: int) -> Tensor:
 def _search_with_faiss(faiss: Any, queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Do what :func:`_search_with_topk` does, with faiss's exact search, which rounds otherwise."""
     arrays = (x.float().numpy() for x in (queries, keys))
-    return torch.from_numpy(faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)[1])
+    numbers = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    return torch.from_numpy(numbers).clamp(min=0)  # -1 for a query of NaN, whose scores are NaN
 
 
 @functools.cache

@@ -116,14 +116,15 @@ def continue_prompts(
 ) -> list[list[dict[str, Tensor]]]:
     """Return fairseq's hypotheses for each prompt of ``prefixes`` (B, P), padded on the right.
 
-    Prompts of one length are continued together, so that each gets what it gets alone.
+    Prompts of one length, from sources of one length, are continued together, so that each gets
+    what it gets alone.
     """
-    lengths = prefixes.ne(dictionary.pad()).sum(1)
+    lengths = torch.stack([prefixes.ne(dictionary.pad()).sum(1), net_input["src_lengths"]], dim=1)
     hypotheses: list[list[dict[str, Tensor]]] = [[] for _ in prefixes]
-    for length in lengths.unique().tolist():
-        rows = lengths.eq(length).nonzero().view(-1)
+    for length, source_length in lengths.unique(dim=0).tolist():
+        rows = lengths.eq(lengths.new_tensor([length, source_length])).all(1).nonzero().view(-1)
         source_lengths = net_input["src_lengths"][rows]
-        source = net_input["src_tokens"][rows, : int(source_lengths.max())]
+        source = net_input["src_tokens"][rows, :source_length]
         # --min-len counts what follows a prompt; fairseq counts the prompt, too
         least, most = generator.min_new_tokens, _longest(generator, source)
         generator.min_len = min(least + length, most) if least > 1 else least
@@ -235,7 +236,9 @@ class NgramBlocker(nn.Module):
                 for i in range(len(text) - self.size + 1)
                 if text[i : i + self.size - 1] == last
             }
-            log_probs[row, list(banned)] = -torch.inf
+            others = log_probs[row].index_fill(0, tokens.new_tensor([*banned]), -torch.inf)
+            if not others.isneginf().all():  # a text may have used up all symbols
+                log_probs[row] = others
         return log_probs
 
 

@@ -19,6 +19,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import Tensor, nn
 
+from fairseq_plugins.fairseq_integration.memory_options import warn_without_memories
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.evaluation import check_and_tally
 from fairseq_plugins.segment_language_model.network import SegmentNetwork
@@ -278,6 +279,7 @@ def build_output(
 def memory_builder(cfg: SegmentLanguageModelConfig) -> Callable[[int], nn.Module | None]:
     """Return a function that builds the memory of a layer, by its number from 1, or None."""
     if not cfg.memory_layers:
+        warn_without_memories(cfg, "memory_layers")
         return lambda number: None
     from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder
 

@@ -166,9 +166,18 @@ class SegmentNetwork(nn.Module):
         """
         keep = self.mem_len if keep is None else keep
         length = x.size(1)
+        if keep > 0 and not is_inference(self):
+            x = x.clone()  # the past holds it, and the caller may change it
         layers: Sequence[LayerPast | None] = [None] * len(self.layers)
         if past is not None and past.layers:
-            layers = [layer.to(device=x.device, dtype=x.dtype) for layer in past.layers]
+            # under autocast, keys and values stay in the precision of their projections
+            autocast = torch.is_autocast_enabled(x.device.type)
+            layers = [
+                layer.to(x.device)
+                if autocast and not isinstance(layer, HiddenStates)
+                else layer.to(device=x.device, dtype=x.dtype)
+                for layer in past.layers
+            ]
         earlier = 0 if past is None else past.length
         positions, farthest = self._positions(x, past, earlier + length - 1, keep + length - 1)
         compiled = length == self.compiled_length and earlier == keep
@@ -182,7 +191,8 @@ class SegmentNetwork(nn.Module):
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, next_layer = checkpoint(layer, *inputs, use_reentrant=False)
             else:
-                run = layer if compiled or not self.compiled_length else layer.forward
+                # the latter runs without torch.compile, and with hooks
+                run = layer if compiled or not self.compiled_length else layer._call_impl
                 x, next_layer = run(*inputs)
             if keep > 0:
                 next_layers.append(next_layer.last(keep))

@@ -101,10 +101,22 @@ class HiddenStates:
 
 
 class _Buffers:
-    """Buffers of keys and values, (H, B, room, d_h), of which ``written`` tokens are in use."""
+    """Buffers of keys and values, (H, B, room, d_h), of which some tokens are written."""
 
     def __init__(self, keys: Tensor, values: Tensor, written: int) -> None:
-        self.keys, self.values, self.written = keys, values, written
+        self.keys, self.values = keys, values
+        # taken out while a thread writes, so that no other writes to the same place
+        self._written = [written]
+
+    def claim(self, end: int, new: int) -> bool:
+        """Reserve ``new`` tokens behind ``end``; False if others are there, or no room."""
+        try:
+            written = self._written.pop()
+        except IndexError:
+            return False
+        fits = written == end and end + new <= self.keys.size(2)
+        self._written.append(end + new if fits else written)
+        return fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,21 +163,18 @@ class KeyValues:
             return KeyValues.of(
                 torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
             )
-        past = self if self._has_room(keys.size(2)) else self._moved(keys.size(2))
+        past = self
+        # tensors of torch.inference_mode cannot be changed outside of it
+        writable = torch.is_inference_mode_enabled() or not self.buffers.keys.is_inference()
+        if not (writable and self.buffers.claim(self.end, keys.size(2))):
+            past = self._moved(keys.size(2))
         end = past.end + keys.size(2)
-        past.buffers.written = end
         past.buffers.keys.narrow(2, past.end, keys.size(2)).copy_(keys)
         past.buffers.values.narrow(2, past.end, keys.size(2)).copy_(values)
         return KeyValues(past.buffers, past.start, end)
 
-    def _has_room(self, new: int) -> bool:
-        buffers = self.buffers
-        # tensors of torch.inference_mode cannot be changed outside of it
-        writable = torch.is_inference_mode_enabled() or not buffers.keys.is_inference()
-        return self.end == buffers.written and self.end + new <= buffers.keys.size(2) and writable
-
     def _moved(self, new: int) -> KeyValues:
-        """Return a copy in buffers with room for ``new`` tokens and more."""
+        """Return a copy in buffers with room for ``new`` tokens, which are claimed, and more."""
         # room for a quarter of the tokens, in whole segments: moving all tokens once per quarter is
         # cheap compared with attending to them
         room = self.length + -(-max(new, self.length // 4) // new) * new
@@ -175,7 +184,7 @@ class KeyValues:
             buffer.narrow(2, 0, self.length).copy_(tokens)
             buffers.append(buffer)
         keys, values = buffers
-        return KeyValues(_Buffers(keys, values, self.length), 0, self.length)
+        return KeyValues(_Buffers(keys, values, self.length + new), 0, self.length)
 
     def last(self, length: int) -> KeyValues:
         """Return the last ``length`` tokens, or all if there are fewer."""

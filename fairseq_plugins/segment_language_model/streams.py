@@ -175,8 +175,8 @@ class StreamPasts:
     """The pasts of a worker's streams in one pass over data.
 
     The pass owns it and hands it out with each batch; a decoder (of an ensemble, each its own)
-    takes the past before a segment and gives back the past after it. A segment that runs again,
-    after an overflow, starts from the same past as before.
+    takes the past before a segment and gives back the past after it. The latest segment may run
+    again, after an overflow: it starts from the same past as before.
     """
 
     def __init__(self, restored: Past | None = None) -> None:
@@ -192,6 +192,8 @@ class StreamPasts:
         past = self._restored if latest is None else latest[2]
         if latest is not None and start == latest[0]:
             past = latest[1]
+        elif past is not None and not past.layers:
+            past = None  # the model keeps nothing
         elif start != (end := 0 if past is None else past.num_tokens):
             if start < end:
                 past = None

@@ -7,7 +7,8 @@ Shapes: M branches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,6 +141,14 @@ class BranchWeights(Float32Module):
         self.register_parameter(self.name, parameter)
         if outside_training == RANDOM:
             self.register_buffer("random", draw_from_simplex(branches), persistent=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle, whose optimizer has to follow the schedule anew."""
+        super().__setstate__(state)
+        if self.schedule is not None:
+            self.schedule = replace(self.schedule)
+            # torch copies parameters without their marks
+            set_update_rule(getattr(self, self.name), self.schedule)
 
     def uniform(self, device: torch.device | None = None) -> Tensor:
         """Return the weights 1/M, (M,)."""

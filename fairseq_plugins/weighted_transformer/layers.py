@@ -43,14 +43,11 @@ class WeightedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in_features) to (…, out_features)."""
-        weights, bias = self.weights(), self.bias
+        weights = self.weights()
+        bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
         # Scale what has fewer numbers; in training the matrix, since a backward pass would need
         # the input both scaled and unscaled.
-        scales_input = not self.training and x.numel() < self.weight.numel()
-        if not scales_input or torch.is_grad_enabled() or self.weights.top_k is not None:
-            # only a part of the bias, if only some branches contribute
-            bias = (bias * (weights.sum() / self.weights.total)).to(bias.dtype)
-        if scales_input:
+        if not self.training and x.numel() < self.weight.numel():
             return F.linear(scale_columns(x, weights), self.weight, bias)
         return F.linear(x, scale_columns(self.weight, weights), bias)
 

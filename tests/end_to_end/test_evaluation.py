@@ -96,7 +96,7 @@ def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
 def test_validation_logs_the_loss_of_an_evaluation(data, tmp_path, context, less):
     # validate in 3 streams; training has 4
     words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
-    --init-std 0.5 {context} --max-update 5 --lr 0.05 --valid-subset test --batch-size-valid 3
+    --init-std 1.5 {context} --max-update 5 --lr 0.05 --valid-subset test --batch-size-valid 3
     --tokens-per-sample 3"""
     printed = train(data, tmp_path, *words.split(), model=())
     assert "in 3 streams, segments of 3 tokens" in printed

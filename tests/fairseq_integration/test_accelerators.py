@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.optim.adam import FairseqAdamConfig
-from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_batch
+from fairseq_plugins.segment_language_model.batch_split import split_batch
+from fairseq_plugins.segment_language_model.streams import StreamPasts
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -123,7 +124,7 @@ def optimizer_of(model):
 def test_a_padded_batch_is_split_without_a_number(monkeypatch):
     model = tiny.tiny_transformer_xl()
     sample = sample_of(model, "meta") | PADDED
-    sample["net_input"] |= {"recurrence": Recurrence(), "start": 0}
+    sample["net_input"] |= {"pasts": StreamPasts(), "start": 0}
     with numbers_read(monkeypatch) as asked:
         parts = split_batch(sample, 2)
     assert [part["ntokens"] for part in parts] == [8, 7]
@@ -151,13 +152,13 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
     criterion = criterion_of(criterion).train()
     optimizer, changes = optimizer_of(model)
     sample = sample_of(model, "meta")
-    recurrence = Recurrence() if hasattr(model.decoder, "context") else None
+    pasts = StreamPasts() if hasattr(model.decoder, "network") else None
     with numbers_read(monkeypatch, precision == "amp") as asked:
         for update in range(2):
             asked.clear()
-            if recurrence is not None:
+            if pasts is not None:
                 sample |= PADDED
-                sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
+                sample["net_input"] |= {"pasts": pasts, "start": 8 * update}
             with torch.autocast("meta", enabled=precision == "amp"):
                 loss, _, _ = criterion(model, sample)
             if update == 0 and not changes:

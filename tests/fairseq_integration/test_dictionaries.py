@@ -12,7 +12,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest, digest
-from fairseq_plugins.segment_language_model.streams import load_tokens
+from fairseq_plugins.segment_language_model.split import load_tokens
 from tests.every_model import CASES
 
 REFUSED = "another dictionary than the {} dictionary of DATA"

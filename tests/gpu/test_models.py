@@ -16,7 +16,7 @@ from fairseq.distributed import LegacyDistributedDataParallel, ModuleProxyWrappe
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.streams import StreamPasts
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -130,12 +130,12 @@ def learn(
     criterion = criterion_of(criterion).train()
     optimizer = build_optimizer_for(model, precision, optimizer or usual, flat)
     sample = sample_of(model, device)
-    recurrence = Recurrence() if hasattr(model.decoder, "context") else None
+    pasts = StreamPasts() if hasattr(model.decoder, "network") else None
     model_seen, losses = wrap(model), []
     with during or nullcontext():
         for update in range(UPDATES):
-            if recurrence is not None:
-                sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
+            if pasts is not None:
+                sample["net_input"] |= {"pasts": pasts, "start": 8 * update}
             with torch.autocast(device, torch.float16, enabled=precision == "amp"):
                 loss, size, _ = criterion(model_seen, sample)
             optimizer.backward(loss)
