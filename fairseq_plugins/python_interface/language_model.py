@@ -140,6 +140,11 @@ class LanguageModel(LoadedModel):
                 for first in range(0, len(rows), step)
             )
             return tokens, batches, int
+        if batch_size is not None and batch_size > len(tokens):
+            raise ValueError(
+                f"batch_size is {batch_size}: the split has {len(tokens)} tokens, and each stream "
+                "takes one or more; give a smaller one"
+            )
         streams = TokenStreams(tokens, dictionary, batch_size or 1, segment, context)
         return (
             tokens,

@@ -90,8 +90,7 @@ def choose_prefixes(
     if prefix_tokens is None:
         prefix_tokens = sample["target"] if "target" in sample else source[:, 1:]
     longest = prefix_tokens.size(1)
-    limit = int(generator.max_len_a * source.size(1) + generator.max_len_b)
-    if longest >= limit:
+    if longest >= _longest(generator, source):
         raise ValueError(
             f"--max-len-b is {generator.max_len_b}: prompts of {longest} tokens, which count too, "
             "leave nothing to generate; raise it, or cut the prompts with --prefix-size"
@@ -102,6 +101,13 @@ def choose_prefixes(
             "running text"
         )
     return prefix_tokens
+
+
+def _longest(generator: Any, source: Tensor) -> int:
+    """Return the most tokens that fairseq's ``generator`` makes for sources (B, T)."""
+    return min(
+        int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1
+    )
 
 
 @torch.no_grad()
@@ -119,8 +125,8 @@ def continue_prompts(
         source_lengths = net_input["src_lengths"][rows]
         source = net_input["src_tokens"][rows, : int(source_lengths.max())]
         # --min-len counts what follows a prompt; fairseq counts the prompt, too
-        least = generator.min_new_tokens
-        generator.min_len = least + length if least > 1 else least
+        least, most = generator.min_new_tokens, _longest(generator, source)
+        generator.min_len = min(least + length, most) if least > 1 else least
         part = generator.generate(
             models,
             {"net_input": {"src_tokens": source, "src_lengths": source_lengths}},
@@ -138,12 +144,12 @@ def adapt_generator(generator: Any, seed: int | None = None) -> Any:
     With a ``seed``, draws come from a random generator of their own.
     """
     generator.min_new_tokens = generator.min_len
-    if seed is not None and isinstance(generator.search, Sampling):
-        generator.search = SeededSampling(generator.tgt_dict, generator.search, seed)
+    if isinstance(generator.search, Sampling):
+        if seed is not None:
+            generator.search = SeededSampling(generator.tgt_dict, generator.search, seed)
+        _allow_unlikely_prompts(generator)
     if generator.eos == generator.pad:
         _end_by_length(generator)
-    if isinstance(generator.search, Sampling):
-        _allow_unlikely_prompts(generator)
     if generator.repeat_ngram_blocker is not None:
         size = generator.repeat_ngram_blocker.no_repeat_ngram_size
         generator.repeat_ngram_blocker = NgramBlocker(size)

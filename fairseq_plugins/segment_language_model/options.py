@@ -176,12 +176,6 @@ def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_l
             "--same-length without recurrence leaves nothing to attend to: give --mem-len "
             "(and no --extended-context), or leave --same-length out"
         )
-    if cfg.extended_context > 0 and mem_len > 0:
-        raise ValueError(
-            f"--extended-context is {cfg.extended_context} for a model with a recurrence of "
-            f"{mem_len} tokens, which would hold them twice: leave it out, or give --mem-len 0 "
-            "(in evaluation: --model-overrides \"{'mem_len': 0}\")"
-        )
     for name in SegmentLanguageModelConfig.__dataclass_fields__:
         if name.endswith("dropout") and not 0 <= getattr(cfg, name) < 1:
             raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it must be in [0, 1)")

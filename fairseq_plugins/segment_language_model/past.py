@@ -58,9 +58,10 @@ class HiddenStates:
         if len(self.parts) > 1:
             return torch.cat(self.parts, dim=1)
         (hidden,) = self.parts
-        if hidden.is_inference() and torch.is_grad_enabled():
-            return hidden.clone()  # autograd keeps no tensors of torch.inference_mode
-        return hidden
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return hidden
+        # autograd keeps no tensors of torch.inference_mode
+        return hidden.clone() if hidden.is_inference() else hidden
 
     @property
     def length(self) -> int:

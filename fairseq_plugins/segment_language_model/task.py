@@ -98,6 +98,13 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         self._adaptive_softmax = model.decoder.adaptive_softmax is not None
         self._learns_spans = bool(model.learned_spans())
+        mem_len = model.decoder.network.mem_len
+        if self.cfg.extended_context > 0 and mem_len > 0:
+            raise ValueError(
+                f"--extended-context is {self.cfg.extended_context} for a model with a recurrence "
+                f"of {mem_len} tokens, which would hold them twice: leave it out, or give "
+                "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
+            )
         if from_checkpoint:
             return model  # which logs its summary before it is used
         # an earlier training in this process, as in Hydra's sweeps, left its best loss there

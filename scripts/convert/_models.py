@@ -115,7 +115,7 @@ def _read_transformer_xl(
     """Read a Transformer-XL of the original PyTorch or TensorFlow code, or of Hugging Face.
 
     All have the same layers. Hugging Face and TensorFlow order the cluster logits from first to
-    last and start with a memory of zero vectors. TensorFlow stores matrices as (in, out), ties the
+    last and start with a past of zero vectors. TensorFlow stores matrices as (in, out), ties the
     embeddings, and has another epsilon in norms; with ``same_length`` a token sees one more token.
     """
     width, heads = config.integer("d_model"), config.integer("n_head")

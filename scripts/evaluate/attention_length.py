@@ -4,8 +4,8 @@ r"""Measure a text's loss against the attention length: how far back a trained m
         --mem-len 128,256,512,1024 --output attention_length
 
 The attention length is raised at evaluation, as for the results of Transformer-XL (section 4) and
-its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory, and every
-token attends to that many tokens, as in the paper. Models without a memory recompute the
+its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the recurrence, and
+every token attends to that many tokens, as in the paper. Models without recurrence recompute the
 --extended-context before each segment: a token of a segment of S tokens sees that many tokens and
 up to S more.
 
@@ -19,7 +19,7 @@ token, as Al-Rfou et al. 2018 evaluate, instead of reusing states. Table 9 of Tr
 this ratio of times for another machine and implementation.
 
 Writes attention_length.json, updated after each measurement, and attention_length.png, and prints a
-table. More streams (--batch-size) are faster, but each starts with an empty memory: one stream
+table. More streams (--batch-size) are faster, but each starts with an empty past: one stream
 gives the exact loss of the text.
 """
 
@@ -63,13 +63,13 @@ def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
     if arguments.mem_len is None:
         if arguments.sliding_window:
-            raise ValueError("--sliding-window needs a memory: drop it, or give --mem-len")
+            raise ValueError("--sliding-window needs a recurrence: drop it, or give --mem-len")
         contexts = arguments.extended_context
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
         lengths = [{"mem_len": 0, "extended_context": context} for context in contexts]
     else:
-        memories = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
-        lengths = [{"mem_len": memory, "extended_context": 0} for memory in memories]
+        recurrences = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
+        lengths = [{"mem_len": length, "extended_context": 0} for length in recurrences]
     return [{**length, "clamp_len": clamp} for clamp in clamps for length in lengths]
 
 
@@ -88,7 +88,7 @@ def paired_difference(losses: Any, reference: Any) -> tuple[float, float | None]
 
 
 def time_window(checkpoint: NamedFile, tokens: Any, arguments: argparse.Namespace) -> float:
-    """Return the median seconds to read tokens (L,) and score the last one, without a memory."""
+    """Return the median seconds to read tokens (L,) and score the last one, without a past."""
     import numpy as np
     import torch
 
@@ -159,7 +159,7 @@ def measure(
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table."""
-    headers = ["model", "memory", "extended context", "clamp", "segment", "streams"]
+    headers = ["model", "recurrence", "extended context", "clamp", "segment", "streams"]
     headers += ["tokens", rows[0]["unit"], "nats against the first", "seconds"]
     cells = []
     for row in rows:
@@ -193,7 +193,7 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
         name = label if len(clamps) == 1 else f"{label}, clamp {clamp or 'none'}"
         axes.plot(lengths, [row["loss"] for row in own], marker="o", label=name)
     recomputed = any(row["extended_context"] for row in rows)
-    axes.set_xlabel("extended context (tokens)" if recomputed else "memory (tokens)")
+    axes.set_xlabel("extended context (tokens)" if recomputed else "recurrence (tokens)")
     axes.set_ylabel(rows[0]["unit"])
     axes.set_title(f"{rows[0]['tokens']:,} tokens, segments of {rows[0]['segment']}")
     axes.grid(alpha=0.3)
@@ -247,8 +247,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_text_options(parser, "attention_length")
     add("--max-tokens", type=int, help="score only this many tokens from the start (all)")
     lengths = parser.add_mutually_exclusive_group(required=True)
-    lengths.add_argument("--mem-len", help="memory lengths to evaluate with, such as 128,256,512")
-    help_text = "tokens before each segment to recompute, for models without a memory"
+    lengths.add_argument("--mem-len", help="recurrences to evaluate with, such as 128,256,512")
+    help_text = "tokens before each segment to recompute, for models without recurrence"
     lengths.add_argument("--extended-context", help=help_text)
     add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
     add("--clamp-len", help="distance limits, such as 400,800 (as trained)")

@@ -22,7 +22,7 @@ c reached. The definition is read as follows where it is ambiguous:
 - A model with absolute positions reads no more tokens than in training, and its RECL is at most
   that number (the 128 of table 8's Transformer).
 
-Each model computes its context from scratch, without a memory, in windows of c - 1 + S tokens that
+Each model computes its context from scratch, without a past, in windows of c - 1 + S tokens that
 predict their last S tokens, where S is --stride. So a context of c tokens is c to c + S - 1 tokens;
 --stride 1 is exact and the slowest. The distance clamp stays as trained. Positions with fewer than
 --max-context tokens before them are scored but not counted: all contexts are compared on the same

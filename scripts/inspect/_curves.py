@@ -64,7 +64,6 @@ def learning_curves(logs: Sequence[NamedFile], unit: str) -> dict[str, dict[str,
             lines = charts.setdefault(title, chart)["series"]
             name = f"{label}, {name}" if several else name
             lines.append({**series, "name": name, "colour": len(lines)})
-    loss["width"] = 460 if len(charts) > 1 else 940
     return charts
 
 

@@ -276,7 +276,7 @@ function readout(target, caption, idle, describeAt) {
 }
 
 // `series` have name, x, y, colour and faint; pointing at the chart shows the values there
-function lineChart({ title, series, xLabel, yLabel, xLog, yLog, width = 460 }) {
+function lineChart({ title, series, xLabel, yLabel, xLog, yLog, width }) {
   const height = 270, left = 56, right = width - 14, low = height - 40, high = 10;
   const seen = ([x, y]) => (!xLog || x > 0) && (!yLog || y > 0);
   const lines = series.map((line) => ({ ...line, points: line.x.map((x, i) => [x, line.y[i]]).filter(seen) }))
@@ -362,7 +362,8 @@ function showHead() {
   const y = [...weight.subarray(state.head * longest, (state.head + 1) * longest)];
   const title = `layer ${state.layer}, head ${state.head + 1}`;
   const series = [{ name: "weight", x: range(y.length), y, colour: 0 }];
-  $("head").replaceChildren(lineChart({ title, series, xLabel: "distance", yLabel: "mean weight", yLog: true }));
+  const labels = { xLabel: "distance", yLabel: "mean weight", width: $("head").clientWidth };
+  $("head").replaceChildren(lineChart({ title, series, ...labels, yLog: true }));
 }
 
 // the charts of memories and trainings, in their places
@@ -370,7 +371,7 @@ function showCharts(by) {
   for (const place of document.querySelectorAll("[data-chart]")) {
     const chart = data.charts[place.dataset.chart];
     const series = chart.series.map((line) => ({ ...line, x: line.x ?? line[by] }));
-    place.replaceChildren(lineChart({ xLabel: by, ...chart, series }));
+    place.replaceChildren(lineChart({ xLabel: by, ...chart, series, width: place.clientWidth }));
   }
 }
 
@@ -379,8 +380,7 @@ function setUpTheme(draw) {
   const dark = () => (style.colorScheme ? style.colorScheme === "dark" : media.matches);
   const update = () => { $("theme").textContent = dark() ? "Light" : "Dark"; draw(); };
   $("theme").onclick = () => { style.colorScheme = dark() ? "light" : "dark"; update(); };
-  media.onchange = update;
-  update();
+  (media.onchange = update)();
 }
 
 async function show() {

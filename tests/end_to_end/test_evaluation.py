@@ -96,17 +96,18 @@ def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
 def test_validation_logs_the_loss_of_an_evaluation(data, tmp_path, context, less):
     # validate in 3 streams; training has 4
     words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
-    --init-std 0.5 {context} --max-update 20 --valid-subset test --batch-size-valid 3"""
+    --init-std 0.5 {context} --max-update 5 --lr 0.05 --valid-subset test --batch-size-valid 3
+    --tokens-per-sample 3"""
     printed = train(data, tmp_path, *words.split(), model=())
-    assert "in 3 streams, segments of 8 tokens" in printed
+    assert "in 3 streams, segments of 3 tokens" in printed
     (*_, logged) = re.findall(r"on 'test' subset \| loss ([\d.]+)", printed)
     # the task's option is not in the checkpoint
     _, extended, length = context.partition("--extended-context")
-    checkpoint, layout = tmp_path / "checkpoint_last.pt", ("--batch-size", 3, *extended.split())
-    layout += tuple(length.split())
-    assert float(logged) == pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=6e-4)
+    checkpoint, layout = tmp_path / "checkpoint_last.pt", "--batch-size 3 --tokens-per-sample 3"
+    words = (*layout.split(), *(extended + length).split())
+    assert float(logged) == pytest.approx(loss(evaluate(data, checkpoint, *words)), abs=6e-4)
     # the tokens that it reads back change the loss
-    shorter = loss(evaluate(data, checkpoint, "--batch-size", 3, *less.split()))
+    shorter = loss(evaluate(data, checkpoint, *layout.split(), *less.split()))
     assert float(logged) != pytest.approx(shorter, abs=2e-3)
 
 

@@ -74,17 +74,17 @@ def test_a_block_is_the_models_layer(build, training):
     assert not torch.allclose(block(x)[0], expected)
 
 
-def test_the_example_carries_its_pasts_to_the_end_of_the_text(example, monkeypatch):
+def test_the_example_carries_its_past_to_the_end_of_the_text(example, monkeypatch):
     lengths, forward = [], example["LanguageModel"].forward
 
-    def recorded(self, inputs, pasts=None):
-        lengths.append(None if pasts is None else [past.length for past in pasts])
-        return forward(self, inputs, pasts)
+    def recorded(self, inputs, past=None):
+        lengths.append(None if past is None else past.length)
+        return forward(self, inputs, past)
 
     monkeypatch.setattr(example["LanguageModel"], "forward", recorded)
     example["train"]("to be or not to be? " * 4, updates=5, streams=2, segment=13)
     # three segments of each stream, then from the start again
-    assert lengths == [None, [13, 13], [26, 26], None, [13, 13]]
+    assert lengths == [None, 13, 26, None, 13]
 
 
 def test_a_text_that_is_too_short_or_missing_is_refused(example, tmp_path, monkeypatch, capsys):
@@ -155,7 +155,9 @@ def test_models_of_compiled_layers_compute_the_same(monkeypatch, build_model, tr
     torch.compiler.reset()
     compile_module = nn.Module.compile
     monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **options: compile_module(self, "aot_eager", **options)
+        nn.Module,
+        "compile",
+        lambda self, **options: compile_module(self, backend="aot_eager", **options),
     )
     # --mem-len 6 is full after one segment of 8, and the last segment is shorter
     stream, options, results = tokens(2, 36), {"mem_len": 6}, []

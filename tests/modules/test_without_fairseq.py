@@ -22,7 +22,7 @@ import fairseq_plugins.modules
 names = ("fairseq", "fairseq_cli", "omegaconf", "hydra", "numba", "numpy")
 there = [name for name in names if importlib.util.find_spec(name)]
 errors = {}
-for name in ("load", "python_interface.loading", "weighted_transformer.layers"):
+for name in ("load", "python_interface.loading", "weighted_transformer.model"):
     package, _, wanted = f"fairseq_plugins.{name}".rpartition(".")
     try:
         exec(f"from {package} import {wanted}")
@@ -89,7 +89,7 @@ def test_what_needs_fairseq_says_how_to_get_it(plain):
     assert {kind for kind, _ in errors.values()} == {"ModuleNotFoundError"}
     for name in ("load", "python_interface.loading"):
         assert "needs fairseq 0.12, which is not installed: pip install " in errors[name][1]
-    assert errors["weighted_transformer.layers"][1] == "No module named 'fairseq'"
+    assert errors["weighted_transformer.model"][1] == "No module named 'fairseq'"
 
 
 def test_layers_compute_what_they_do_with_fairseq_and_numba(plain):

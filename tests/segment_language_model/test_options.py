@@ -111,6 +111,15 @@ REFUSED += [
     (lambda: build(batch_split=5, batch_size=4), "--batch-split is 5 and --batch-size 4"),
     (lambda: build(batch_split=2, batch_size=None), "--batch-split is 2 and --batch-size 1"),
     (lambda: build({"zero_memory": True, "mem_len": 0}), "--zero-memory with --mem-len 0"),
+    (
+        lambda: build({"mem_len": 8}, extended_context=4),
+        "--extended-context is 4 for a model with a recurrence of 8 tokens",
+    ),
+    # as in evaluation, where the task's options are not those of the training
+    (
+        lambda: build({"mem_len": 8}, from_checkpoint=True, extended_context=4),
+        "--extended-context is 4 for a model with a recurrence of 8 tokens",
+    ),
     (lambda: criterion("segment_loss", span_loss=0.1), "--span-loss is 0.1 for a model without"),
     (lambda: criterion("adaptive_loss"), "--criterion adaptive_loss leaves out a part"),
     (

@@ -19,7 +19,7 @@ def words(folder, *others):
     [
         ("--mem-len 4 --clamp-len 0", "--clamp-len is '0': "),
         ("--mem-len 0,4", "--mem-len is '0,4': "),
-        ("--extended-context 4 --sliding-window 1", "--sliding-window needs a memory"),
+        ("--extended-context 4 --sliding-window 1", "--sliding-window needs a recurrence"),
         ("--mem-len 2 --max-tokens 0", "--max-tokens is 0: "),
         ("--mem-len 2 --tokens-per-sample 0", "--tokens-per-sample is 0: "),
         ("--mem-len 2 --split dev", "--split dev: no data at"),
@@ -51,7 +51,7 @@ def sweep(folder, output, *options):
     return json.loads((output / "attention_length.json").read_text())["rows"]
 
 
-def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
+def test_the_script_sweeps_recurrences(folder, text, models, tmp_path, capsys):
     given = ("--checkpoint", f"XL={folder}/xl.pt", f"AA={folder}/aa.pt", "--mem-len", "2,6")
     rows = sweep(folder, tmp_path, *given, "--batch-size", "3", "--max-tokens", "50")
     printed = capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
     assert printed.count(" 363x |") == 2
 
 
-def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path):
+def test_the_script_sweeps_contexts_without_recurrence(folder, text, models, tmp_path):
     given = ("--checkpoint", f"{folder}/abs.pt", "--extended-context", "0,100")
     rows = sweep(folder, tmp_path, *given)
     assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]

@@ -123,12 +123,6 @@ def test_reads_and_losses_are_those_of_the_split(saved, tmp_path, name, options,
         assert memory["kl"] == pytest.approx(kl_from_uniform(of_memory), abs=1e-5)
 
 
-def test_a_first_symbol_is_no_token_of_the_split(saved, tmp_path):
-    status, found = measure(saved, "bos", "text", tmp_path / "bos", "--tokens-per-sample", 9)
-    assert status == 0
-    assert found["models"][0]["memories"]["memory2"]["tokens"] == TOKENS
-
-
 def test_figures_are_printed_and_written(saved, tmp_path, capsys):
     # all tokens read slots 0, 1 and 1, 2 with weights 1/2
     status, found = measure(saved, "alike", "text", tmp_path / "a" / "out")
