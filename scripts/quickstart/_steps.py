@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import child_process, format_command, short
+from scripts._shared.commands import child_process, format_command, program, short
 
 
 def run(title: str, words: list[str], log: Path | None = None, text: str = "") -> str:
@@ -28,6 +28,18 @@ def progress(checkpoint: Path) -> tuple[int, float]:
     state = read_checkpoint(checkpoint, "--output, last checkpoint")
     updates = state["optimizer_history"][-1]["num_updates"]
     return updates, state["extra_state"]["previous_training_time"]
+
+
+def train(words: list[str], checkpoints: Path) -> tuple[int, float]:
+    """Train up to --max-update, unless that is done; return the updates and seconds."""
+    goal, last = int(words[words.index("--max-update") + 1]), checkpoints / "checkpoint_last.pt"
+    # fairseq would train for one more update
+    if last.exists() and progress(last)[0] >= goal:
+        print(f"\ntraining: {goal} of {goal} updates done, nothing left to do")
+    else:
+        title = "training: about 4 minutes on 2 cores"
+        run(title, [program("fairseq-train"), *words, "--save-dir", short(checkpoints)])
+    return progress(last)
 
 
 def run_quickstart(

@@ -21,7 +21,7 @@ from scripts._shared.commands import ROOT, program, python_command, short
 from scripts._shared.files import write_json
 from scripts._shared.machine import bf16_units
 from scripts._shared.results import markdown_table
-from scripts.quickstart._steps import progress, run, run_quickstart
+from scripts.quickstart._steps import run, run_quickstart, train
 
 COMMON = shlex.split("""
     --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1
@@ -75,29 +75,26 @@ def decode_sample(log: str) -> str:
 
 def quickstart(output: Path) -> None:
     """Run all steps; the first two go on where they stopped."""
-    data, checkpoints = short(output / "data"), short(output / "checkpoints")
+    data, checkpoints = short(output / "data"), output / "checkpoints"
     words = [*python_command("prepare.python_source"), "--subwords", "2048", "--output", data]
-    run("[1] corpus: the source files of Python's own standard library", words)
+    run("corpus: the source files of Python's own standard library", words)
     sizes = json.loads((output / "data/preparation.json").read_text("utf-8"))["splits"]
     # characters and tokens include line ends
     tokens_per_character = {
         part: size["tokens"] / size["characters"] for part, size in sizes.items()
     }
 
-    words = [program("fairseq-train"), f"{data}/bin", *COMMON, *TRAINING]
-    words += [*(BF16 if bf16_units() else FP32), "--save-dir", checkpoints]
-    run("[2] training: about 4 minutes on 2 cores", words)
-    checkpoint = output / "checkpoints/checkpoint_last.pt"
-    updates, seconds = progress(checkpoint)
-    model = [f"{data}/bin", *COMMON, "--path", short(checkpoint)]
+    words = [f"{data}/bin", *COMMON, *TRAINING, *(BF16 if bf16_units() else FP32)]
+    updates, seconds = train(words, checkpoints)
+    model = [f"{data}/bin", *COMMON, "--path", short(checkpoints / "checkpoint_last.pt")]
 
     texts = {part: (output / f"data/text/{part}.txt").read_text("ascii") for part in sizes}
-    train, test = texts["train"], texts["test"]
+    known, test = texts["train"], texts["test"]
     rows = [
         (
             "add-one bigram",
-            bigram_bits_per_character(train, test),
-            f"{len(train) / 1e6:.1f} million",
+            bigram_bits_per_character(known, test),
+            f"{len(known) / 1e6:.1f} million",
         ),
         ("xz -9", 8 * len(lzma.compress(test.encode(), preset=9)) / len(test), "none"),
     ]
@@ -105,21 +102,21 @@ def quickstart(output: Path) -> None:
     for name, tokens in RECURRENCES.items():
         words = [program("fairseq-eval-lm"), *model, *EVALUATION]
         words += ["--model-overrides", f"{{'mem_len': {tokens}}}"]
-        title = f"[3] evaluation of the test part, recurrence {name}"
+        title = f"evaluation of the test part, recurrence {name}"
         log = run(title, words, output / f"evaluation_{tokens}.log")
         bits = float(re.search(r"Loss \(base 2\): ([\d.]+)", log)[1]) * tokens_per_character["test"]
         print(f"{bits:.4f} bits a character", flush=True)
         rows += [(f"model, recurrence {name}", bits, f"{read / 1e6:.1f} million, {seconds:.0f} s")]
-    print("\n[4] result: the test part, whole files that were not in training; lower is better\n")
+    print("\nresult: the test part, whole files that were not in training; lower is better\n")
     heads = ["", "bits a character", "characters of training"]
-    print(markdown_table(heads, [(name, f"{bits:.4f}", known) for name, bits, known in rows]))
+    print(markdown_table(heads, [(name, f"{bits:.4f}", text) for name, bits, text in rows]))
     figures = {name: bits for name, bits, _ in rows}
     result = {"bits_per_character": figures, "updates": updates, "corpus": sizes}
     write_json(output / "result.json", result)
 
     words = [program("fairseq-interactive"), *model, *SAMPLING]
     words += ["--sentencepiece-model", f"{data}/sentencepiece.model"]
-    title = f"[5] sample: {PROMPT!r} and what the model writes after it"
+    title = f"sample: {PROMPT!r} and what the model writes after it"
     print("\n" + decode_sample(run(title, words, output / "sample.log", f"{PROMPT}\n")), flush=True)
 
 

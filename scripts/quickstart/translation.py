@@ -17,8 +17,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from scripts._shared.commands import ROOT, program, python_command, short
-from scripts.quickstart._steps import progress, run, run_quickstart
+from scripts._shared.commands import ROOT, python_command, short
+from scripts.quickstart._steps import run, run_quickstart, train
 
 CORPUS = shlex.split("--train 30000 --valid 500 --test 1000 --seed 1")
 LANGUAGES = shlex.split("--source-lang en --target-lang de")
@@ -43,23 +43,21 @@ def quickstart(output: Path) -> None:
     corpus, data = short(output / "corpus"), short(output / "data")
     checkpoints = output / "checkpoints"
     words = [*python_command("prepare.number_names"), *CORPUS, "--output", corpus]
-    run("[1] corpus: sentences with two numbers; no number is in two parts", words)
+    run("corpus: sentences with two numbers; no number is in two parts", words)
     words = [*python_command("prepare.translation"), *LANGUAGES]
     for part in ("train", "valid", "test"):
         words += [f"--{part}", f"{corpus}/text/{part}"]
     run(
-        "[2] preparation: subword units, shared by both languages",
+        "preparation: subword units, shared by both languages",
         [*words, *PREPARATION, "--output", data],
     )
     checkpoints.mkdir(exist_ok=True)
-    words = [program("fairseq-train"), f"{data}/bin", *LANGUAGES, *TRAINING]
-    words += ["--save-dir", short(checkpoints), "--log-file", short(checkpoints / "train.log")]
-    run("[3] training: about 4 minutes on 2 cores", words)
+    words = [f"{data}/bin", *LANGUAGES, *TRAINING, "--log-file", short(checkpoints / "train.log")]
+    updates, seconds = train(words, checkpoints)
     words = [*python_command("evaluate.translation"), f"{data}/bin", *LANGUAGES, "--examples", "10"]
     words += ["--path", short(checkpoints / "checkpoint_last.pt")]
     words += ["--output", short(output / "evaluation")]
-    run("[4] evaluation: the test part, whose numbers were not in training", words)
-    updates, seconds = progress(checkpoints / "checkpoint_last.pt")
+    run("evaluation: the test part, whose numbers were not in training", words)
     print(
         f"\n{updates} updates, {seconds:.0f} s of training\n"
         "how to use it, and the paper's models: see examples/weighted_transformer/README.md",
