@@ -15,8 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.optim.adam import FairseqAdamConfig
-from fairseq_plugins.segment_language_model.batch_split import split_batch
-from fairseq_plugins.segment_language_model.streams import StreamPasts
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -26,10 +24,12 @@ from fairseq_plugins.all_attention.adagrad_with_clip import (
 )
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
+from fairseq_plugins.segment_language_model.batch_split import split_batch
+from fairseq_plugins.segment_language_model.streams import StreamPasts
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of
-from tests.gpu.host_waits import NORM_READ, SPANS_READ, WAITS, calling_function
+from tests.gpu.host_waits import NORM_READ, ROWS_READ, SPANS_READ, WAITS, calling_function
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often our functions make the host wait in an update
@@ -169,7 +169,9 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
             apply_constraints(optimizer, model)
             optimizer.zero_grad()
     clips = {NORM_READ: 1} if getattr(optimizer, "tables", []) else {}
-    assert asked == OFTEN.get(case, {}) | clips
     assert set(asked) <= WAITS
+    # a memory counts the rows that were read
+    counted = {name: times for name, times in asked.items() if name != ROWS_READ}
+    assert counted == OFTEN.get(case, {}) | clips
     devices = {x.device.type for x in [*model.parameters(), *model.buffers()]}
     assert devices == {"meta"}

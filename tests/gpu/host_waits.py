@@ -13,11 +13,8 @@ PACKAGE = Path(fairseq_plugins.__file__).parent
 SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
 NORM_READ = "fairseq_plugins/product_key_memory/optimizer.py clip_grad_norm"
 # functions that may wait in an update on one worker, as in the table of docs/gpu.md
-WAITS = {
-    SPANS_READ,
-    NORM_READ,
-    "fairseq_plugins/product_key_memory/values.py row_gradients",
-}
+ROWS_READ = "fairseq_plugins/product_key_memory/values.py row_gradients"
+WAITS = {SPANS_READ, NORM_READ, ROWS_READ}
 
 
 def calling_function(frame):

@@ -16,11 +16,11 @@ from fairseq.distributed import LegacyDistributedDataParallel, ModuleProxyWrappe
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq_plugins.segment_language_model.streams import StreamPasts
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
+from fairseq_plugins.segment_language_model.streams import StreamPasts
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, criterion_of, sample_of
