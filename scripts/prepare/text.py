@@ -31,7 +31,7 @@ from pathlib import Path
 from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
-from scripts.prepare._lines import LineMapper, read_lines, write_lines
+from scripts.prepare._lines import LineMapper, read_lines, refuse_two_copies, write_lines
 from scripts.prepare._stages import (
     SPLITS,
     Stages,
@@ -123,8 +123,10 @@ def split_documents(folder: Path, options: argparse.Namespace) -> dict[str, Text
     def name(path: Path) -> str:
         return path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
 
-    found = (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
-    files = sorted(found, key=name)
+    texts = (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
+    files = sorted(texts, key=name)
+    for path in files:
+        refuse_two_copies(path)
     number = check_held_out(options.held_out, len(files), "files *.txt and *.txt.gz")
     drawn = random.Random(options.seed).sample(range(len(files)), 2 * number)
     indices = {"valid": set(drawn[:number]), "test": set(drawn[number:])}
@@ -137,22 +139,24 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
     source = options.input
     if source.is_file():
         return split_file(source, options)
-    given = {
+    parts = {
         split: path
         for split in SPLITS
         for path in (source / f"{split}{suffix}" for suffix in SUFFIXES)
         if path.is_file()
     }
-    if not given:
+    for path in parts.values():
+        refuse_two_copies(path)
+    if not parts:
         if options.output.resolve().is_relative_to(source.resolve()):
             raise ValueError(
                 f"--output {short(options.output)} lies within --input {short(source)}, where its "
                 "texts would be taken for documents: give a folder beside it"
             )
         return split_documents(source, options)
-    if missing := [f"{split}.txt" for split in SPLITS if split not in given]:
+    if missing := [f"{split}.txt" for split in SPLITS if split not in parts]:
         raise ValueError(
-            f"--input {short(source)} has {next(iter(given))}.txt and lacks {', '.join(missing)}: "
+            f"--input {short(source)} has {next(iter(parts))}.txt and lacks {', '.join(missing)}: "
             "give all three parts, or a text or folder to be split"
         )
     if options.held_out is not None:
@@ -160,7 +164,7 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
             f"--held-out is {options.held_out}, and --input {short(source)} has all three parts: "
             "leave it out"
         )
-    return {split: Text((given[split],)) for split in SPLITS}
+    return {split: Text((parts[split],)) for split in SPLITS}
 
 
 def check_options(options: argparse.Namespace) -> None:
