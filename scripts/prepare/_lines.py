@@ -46,10 +46,11 @@ def open_text(path: Path) -> BinaryIO:
 
 def refuse_two_copies(path: Path) -> None:
     """Refuse a text that has a compressed or plain copy beside it, which may be another text."""
-    other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-    if other.is_file():
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    packed = plain.with_name(f"{plain.name}.gz")
+    if plain.is_file() and packed.is_file():
         raise ValueError(
-            f"{path} and {other.name} are two copies of a text: keep the one to be read, and move "
+            f"{plain} and {packed.name} are two copies of a text: keep the one to be read, and move "
             "the other out of the folder"
         )
 
