@@ -50,8 +50,8 @@ def refuse_two_copies(path: Path) -> None:
     packed = plain.with_name(f"{plain.name}.gz")
     if plain.is_file() and packed.is_file():
         raise ValueError(
-            f"{plain} and {packed.name} are two copies of a text: keep the one to be read, and move "
-            "the other out of the folder"
+            f"{plain} and {packed.name} are two copies of a text: keep the one to be read, and "
+            "move the other out of the folder"
         )
 
 
