@@ -85,6 +85,14 @@ class MemoryBuilder:
     def build(self) -> FairseqMemory:
         """Return the next memory."""
         options, embed_dim = self.options, self.embed_dim
+        for name in ("heads", "query_dim", "value_dim"):
+            size = getattr(options, f"memory_{name}")
+            if size is not None and size < 1:
+                raise ValueError(f"{flag(f'memory_{name}')} is {size}: it must be at least 1")
+        for name in ("query_dropout", "input_dropout", "value_dropout"):
+            rate = getattr(options, f"memory_{name}")
+            if not 0 <= rate < 1:
+                raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
         widths = "give widths with commas between them, such as 512,512"
         query = QueryNetwork(
             embed_dim,

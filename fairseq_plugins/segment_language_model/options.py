@@ -1,5 +1,6 @@
 """Options of the task and of all segment language models, and checks of their combinations."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ def check_least(cfg: Any, least: Mapping[str, float]) -> None:
     """Refuse options below their least value; None means not set."""
     for name, bound in least.items():
         value = getattr(cfg, name)
-        if value is not None and (isinstance(value, str) or value < bound):
+        if value is not None and (isinstance(value, str) or not bound <= value < math.inf):
             raise ValueError(f"{flag(name)} is {value!r}: it must be at least {bound}")
 
 

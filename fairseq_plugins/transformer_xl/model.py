@@ -1,5 +1,6 @@
 """Transformer-XL (Dai et al. 2019, arXiv:1901.02860), its ablations, and presets."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -236,6 +237,10 @@ def _check_positions(cfg: TransformerXLConfig, positions: PositionEncoding) -> N
                     "needs relative positions, because the same places of two segments would look "
                     "alike (Transformer-XL, section 3.3); leave one of the two out"
                 )
+    if not 0 <= cfg.word_dropout < 1:
+        raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")
+    if not 0 < cfg.init_std < math.inf:
+        raise ValueError(f"--init-std is {cfg.init_std}: it must be above 0, and finite")
     if cfg.untie_r and not positions.biased:
         raise ValueError(
             f"--untie-r with --positions {cfg.positions}: only --positions transformer-xl has "
