@@ -67,7 +67,11 @@ def load(
             the model (``mem_len=512``), as in ``--model-overrides``.
     """
     file = find_checkpoint(Path(path))
-    state = load_checkpoint_to_cpu(str(file))
+    try:
+        state = load_checkpoint_to_cpu(str(file))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{file} is not a checkpoint that can be read ({reason})") from error
     task_options, kind = options_of(state, "task"), task_of(state, file)
     translates = issubclass(kind, TranslationTask)
     for name, value in {

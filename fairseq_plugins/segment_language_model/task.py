@@ -84,7 +84,15 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Build the task around the dictionary of DATA."""
         path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
-        dictionary = kind.load(path)
+        try:
+            dictionary = kind.load(path)
+        # fairseq raises plain exceptions for a wrong encoding or a repeated symbol
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"DATA is {cfg.data}: {path} is not a dictionary of fairseq ({reason}); replace "
+                "it, or binarize the text again"
+            ) from None
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
 
