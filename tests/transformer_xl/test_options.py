@@ -126,7 +126,7 @@ REFUSED = [
     ({"positions": "learned-absolute", "same_length": True}, "--same-length without recurrence"),
     ({"positions": "shaw", "untie_r": True}, "--untie-r with --positions shaw: only"),
     ({"decoder_embed_dim": 15, "decoder_attention_heads": 3}, "`embed_dim` is 15: sinuso"),
-    ({"word_dropout": 1.0}, "`p` is 1.0: word dropout must be in [0, 1)"),
+    ({"word_dropout": 1.0}, "--word-dropout is 1.0: it must be in [0, 1)"),
     (lambda: TransformerXLBlock(16, 2, 24, -1), "`mem_len` is -1: it must be at least 0"),
 ]
 
