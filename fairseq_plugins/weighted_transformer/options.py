@@ -1,6 +1,7 @@
 """Options of the Weighted Transformer, and the options of fairseq that it refuses."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
@@ -122,8 +123,8 @@ def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
         ("freeze_branch_weights_after", 0),
     ]:
         value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"{flag(name)} is {value}: it must be at least {least}")
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{flag(name)} is {value}: it must be at least {least}, and finite")
     for name, value in [
         ("cross_self_attention", cfg.cross_self_attention),
         ("no_cross_attention", cfg.no_cross_attention),

@@ -22,8 +22,8 @@ from tests.end_to_end.commands import Command
 from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training_command
 
 # values, and how an error may write each; argparse itself accepts only integers for int options
-WHOLE = {"-1": r"-1|-1\.0"}
-VALUES = {**WHOLE, "nan": "nan"}
+WHOLE = {"-1": r"-1|-1\.0", "0": r"0|0\.0"}
+VALUES = {**WHOLE, "nan": "nan", "inf": "inf"}
 # each training, and the dataclasses whose options its command gets
 OWNERS = {
     "transformer_xl": (SegmentLanguageModelingConfig, TransformerXLConfig),
