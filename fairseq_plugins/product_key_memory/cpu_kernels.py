@@ -44,7 +44,11 @@ def import_numba() -> bool:
         import numba
     except ImportError as error:
         # not installed, or made for another version of numpy
-        logger.warning("memories on this CPU go without compiled loops, slowly: %s", error)
+        logger.warning(
+            "memories on this CPU go without compiled loops, several times slower (%s): install "
+            "them with pip install '.[fast]' in the clone",
+            error,
+        )
         return False
     # fairseq turns on every library's debugging log
     logging.getLogger("numba").setLevel(logging.WARNING)
