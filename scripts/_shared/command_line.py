@@ -101,7 +101,7 @@ def exit_status(
     Args:
         work: function that does the work; raises ValueError for problems that the user can fix.
         interrupted: message after Ctrl-C: what was kept, how to continue.
-        output: --output, named in messages for OSError.
+        output: --output, named in messages for OSError; a new folder that stays empty is removed.
     """
     # Let kill, timeout and a closed terminal end a command and its children as Ctrl-C does. Leave
     # signals that are ignored already: nohup ignores SIGHUP.
@@ -111,6 +111,7 @@ def exit_status(
         signal.signal(number, signal.default_int_handler)
     # importing fairseq, even during the work, lets the debugging messages of all libraries through;
     # its data loader warns on machines without a GPU
+    is_new = output is not None and not output.exists()
     previously_disabled = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -129,6 +130,9 @@ def exit_status(
         print(f"error: {prefix}{error}: {remedy}", file=sys.stderr)
         return 1
     finally:
+        if is_new:
+            with suppress(OSError):
+                output.rmdir()
         logging.disable(previously_disabled)
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
