@@ -1,6 +1,7 @@
 """Options and error messages of commands, their child processes, and atomic writes."""
 
 import importlib.util
+import logging
 import math
 import signal
 import subprocess
@@ -63,6 +64,20 @@ def test_errors_and_ctrl_c_are_one_line(capsys, error, status, named):
     assert exit_status(Mock(side_effect=error), "what is done is kept", Path("out")) == status
     (line,) = capsys.readouterr().err.split("\n")[-2:-1]
     assert all(words in line for words in named)
+
+
+def test_a_command_hides_the_debugging_messages_that_importing_fairseq_lets_through(caplog):
+    def work():
+        logging.getLogger().setLevel(logging.DEBUG)
+        logging.getLogger("matplotlib.font_manager").debug("a font")
+        logging.getLogger("matplotlib.font_manager").warning("no font")
+
+    level = logging.getLogger().level
+    try:
+        assert exit_status(work) == 0
+    finally:
+        logging.getLogger().setLevel(level)
+    assert [record.message for record in caplog.records] == ["no font"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

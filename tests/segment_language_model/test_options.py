@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
+from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
 from fairseq_plugins.segment_language_model.model import check_task
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
@@ -96,6 +97,10 @@ REFUSED += [
     (lambda: block(3, 4, 16), "`past` has 2 streams and `x` has 3"),
     (lambda: block(2, 0, 16), "`x` is (2, 0, 16): give a segment (B, T, d)"),
     (lambda: block(2, 16), "`x` is (2, 16): give a segment"),
+    (
+        lambda: SegmentLoss.build_criterion(SegmentLossConfig(span_loss=0.1), None),
+        "--span-loss is 0.1, and models of this task have no --adaptive-span",
+    ),
     (lambda: segment_loss(span_loss=-0.1), "--span-loss is -0.1: it must be at least 0"),
     (lambda: segment_loss(span_loss=math.inf), "--span-loss is inf: it must be at least 0"),
     (lambda: segment_loss(span_loss=math.nan), "--span-loss is nan: it must be at least 0"),
