@@ -104,18 +104,13 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
     The published model has the symbols of the dictionary except <s> and <pad>.
     """
     source = ADAPTIVE_SPAN if "attn_span" in options else TRANSFORMER_XL
-    weights, problems = model.state_dict(), []
     symbols = ["<eos>", *dictionary.symbols[dictionary.unk() :]]
     with tempfile.TemporaryDirectory() as folder:
         config, vocabulary = Path(folder) / "config.json", Path(folder) / "vocab.txt"
         config.write_text(json.dumps(options), encoding="utf-8")
         vocabulary.write_text("\n".join(symbols), encoding="utf-8")
-        read = ForeignConfig(config, problems)
-        translated = read_model(read, ForeignVocabulary(vocabulary, problems), source)
-    found = translated.translate(weights, problems)
-    if problems:
-        raise ValueError(f"the published model's weights do not fit ours: {'; '.join(problems)}")
-    return found
+        foreign = read_model(ForeignConfig(config), ForeignVocabulary(vocabulary), source)
+    return foreign.translate(model.state_dict())
 
 
 def draw_weights(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_plugins.python_interface.language_model import LanguageModel
-from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.files import atomic_write
 from scripts.evaluate._scoring import load_model
@@ -79,7 +79,7 @@ class ContextLosses:
 
 def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
     """Return how many tokens of context absolute positions allow; None for other positions."""
-    options = options_of(load_checkpoint(checkpoint.path), "model")
+    options = checkpoint_options(load_checkpoint(checkpoint.path), "model")
     if not str(options.get("positions")).endswith("-absolute"):
         return None
     max_positions = options["tokens_per_sample"] + options["extended_context"]

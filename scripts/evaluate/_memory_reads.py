@@ -15,7 +15,7 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from fairseq_plugins.python_interface.loading import load
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
@@ -108,7 +108,7 @@ def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
             f"{label} holds a model without product-key memories: name one that was trained with "
             "--memory-layers, --encoder-memory-layers or --decoder-memory-layers"
         )
-    if tokens_per_sample and "source_lang" in options_of(state, "task"):
+    if tokens_per_sample and "source_lang" in checkpoint_options(state, "task"):
         raise ValueError(
             f"--tokens-per-sample is {tokens_per_sample} for a translation model, which reads "
             "sentence by sentence: leave it out"

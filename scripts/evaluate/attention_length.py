@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any
 
-from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
@@ -135,7 +135,7 @@ def measure(
     )
     seconds = time.monotonic() - started
     nats = float(np.mean(losses, dtype=np.float64))
-    trained = options_of(load_checkpoint(checkpoint.path), "model")
+    trained = checkpoint_options(load_checkpoint(checkpoint.path), "model")
     row = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),

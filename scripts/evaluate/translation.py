@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import (
     check_at_least,
     command_parser,
@@ -65,7 +65,7 @@ def check_checkpoints(
     """Check the languages and the branches of each model of an ensemble."""
     for path in paths:
         state = read_checkpoint(path, "--path")
-        task = options_of(state, "task")
+        task = checkpoint_options(state, "task")
         trained = task.get("source_lang"), task.get("target_lang")
         if None not in trained and trained != languages:
             raise ValueError(
