@@ -62,7 +62,7 @@ class MemoryReads(MemoryUsage):
             "tokens": self.tokens,
             "usage": usage(reads),
             "kl": kl_from_uniform(reads),
-            "usage_of_heads": [usage(of_head) for of_head in self.reads],
+            "usage_of_heads": [usage(reads) for reads in self.reads],
             "overlap_of_tokens": (self._shared / (self.tokens * self.knn)).tolist(),
             "curve": curve(reads),
         }
@@ -73,9 +73,9 @@ def curve(reads: Tensor) -> dict[str, list]:
 
     A weight is z_i · K: 1 for every slot if all are read equally.
     """
-    read = reads[reads > 0].sort(descending=True).values
-    ranks = np.unique(np.geomspace(1, len(read), _POINTS).round().astype(int))
-    weights = read[torch.from_numpy(ranks - 1).to(read.device)] * len(reads) / reads.sum()
+    largest = reads[reads > 0].sort(descending=True).values
+    ranks = np.unique(np.geomspace(1, len(largest), _POINTS).round().astype(int))
+    weights = largest[torch.from_numpy(ranks - 1).to(reads.device)] * len(reads) / reads.sum()
     return {"rank": ranks.tolist(), "weight": weights.tolist()}
 
 
@@ -131,8 +131,8 @@ def measure(
 
         def count_only(batch: dict[str, Any], scored: Tensor) -> None:
             net_input = batch["net_input"]
-            read = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
-            counted = scored[read] if by_row else scored.t()[read.t()]
+            text = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
+            counted = scored[text] if by_row else scored.t()[text.t()]
             for memory in in_decoder:
                 memory.counted = counted
 
