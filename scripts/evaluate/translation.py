@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
+from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import (
     check_at_least,
     command_parser,
@@ -59,24 +59,12 @@ def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
     )
 
 
-def check_checkpoints(
-    paths: Sequence[Path], branch_weights: str, languages: tuple[str, str]
-) -> None:
-    """Check the languages and the branches of each model of an ensemble."""
+def check_branches(paths: Sequence[Path], branch_weights: str) -> None:
+    """Refuse --branch-weights for a model without branches, where it would have no effect."""
     for path in paths:
-        state = read_checkpoint(path, "--path")
-        task = checkpoint_options(state, "task")
-        trained = task.get("source_lang"), task.get("target_lang")
-        if None not in trained and trained != languages:
-            raise ValueError(
-                f"--path {short(path)} translates from {trained[0]} to {trained[1]}, not from "
-                f"{languages[0]} to {languages[1]}: give its own --source-lang and --target-lang"
-            )
-        if branch_weights == LEARNED:
-            continue
-        # fairseq would accept the option for any model, without effect
-        weights = state.get("model") or ()
-        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights):
+        weights = read_checkpoint(path, "--path").get("model") or ()
+        branches = any(name.endswith((".kappa", ".kappa_logits")) for name in weights)
+        if branch_weights != LEARNED and not branches:
             raise ValueError(
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"
@@ -187,7 +175,7 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
             "was made from; for a validation part, which scripts.prepare.translation cleans, only "
             "the pairs that it kept"
         )
-    check_checkpoints(options.path, branch_weights, languages)
+    check_branches(options.path, branch_weights)
     return reference, references
 
 
