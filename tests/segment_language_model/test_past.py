@@ -33,7 +33,7 @@ def assert_holds(past, keys, values):
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_key_values_are_the_last_tokens_of_all_that_were_read(most, length):
     keys, values = draw_heads(60)
-    past = KeyValues.of(keys[:, :, :length], values[:, :, :length])
+    past = KeyValues.wrap(keys[:, :, :length], values[:, :, :length])
     for start in range(length, 60 - length + 1, length):
         end = start + length
         past = past.last(most).extended(keys[:, :, start:end], values[:, :, start:end])
@@ -43,7 +43,7 @@ def test_key_values_are_the_last_tokens_of_all_that_were_read(most, length):
 
 
 def test_key_values_are_rarely_copied():
-    past, buffers = KeyValues.of(*draw_heads(240)), set()
+    past, buffers = KeyValues.wrap(*draw_heads(240)), set()
     for _ in range(240):
         past = past.last(240).extended(*draw_heads(1))
         buffers.add(past.buffers)
@@ -52,7 +52,7 @@ def test_key_values_are_rarely_copied():
 
 def test_key_values_go_on_twice_without_changing_each_other():
     text, one, other, rest = (draw_heads(length, seed=length) for length in (9, 1, 2, 3))
-    past = KeyValues.of(*text).extended(*one)
+    past = KeyValues.wrap(*text).extended(*one)
     first, second = past.extended(*other), past.extended(*rest)
     third, fourth = first.extended(*rest), past.last(4).extended(*one)
     for found, parts in (
@@ -71,7 +71,7 @@ def test_all_kinds_keep_the_last_tokens_and_change_order_and_dtype_alike(length)
     order, last = torch.tensor([1, 0, 1]), slice(max(0, 6 - length), 6)
     keys, values = draw_heads(6)
     expected = keys[:, order, last].double(), values[:, order, last].double()
-    past = KeyValues.of(keys, values)
+    past = KeyValues.wrap(keys, values)
     for each in (past, GroupedKeyValues((past, past.last(3)))):
         changed = each.last(length).select(order).to(torch.float64)
         assert (changed.length, changed.streams) == (min(6, length), 3)
