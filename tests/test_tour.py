@@ -2,13 +2,13 @@
 
 import io
 import json
+import multiprocessing
 import os
 import re
 from contextlib import redirect_stdout
 
 import pytest
 
-from tests.fork_server import FORK_SERVER
 from tests.recipes import EXAMPLES
 
 TOUR = EXAMPLES / "tour.ipynb"
@@ -48,7 +48,7 @@ def saved(cell):
 
 @pytest.mark.slow
 def test_every_cell_prints_and_draws_what_is_saved_of_it(tmp_path):
-    process = FORK_SERVER.Process(target=run_notebook, args=(tmp_path,))
+    process = multiprocessing.get_context("fork").Process(target=run_notebook, args=(tmp_path,))
     process.start()
     try:
         process.join(LIMIT)

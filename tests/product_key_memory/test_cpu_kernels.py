@@ -23,7 +23,7 @@ def trained():
     return dict(memory.state_dict())
 
 
-def test_two_threads_compute_exactly_what_one_does():
+def test_kernels_compute_the_same_on_two_threads():
     """Compare selection, sums and updates; a step that divides by 0 raises nothing."""
     threads, results = torch.get_num_threads(), []
     try:
@@ -46,7 +46,7 @@ def test_two_threads_compute_exactly_what_one_does():
     assert all(x.isfinite().all() for x in results[0])
 
 
-def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatch, caplog):
+def test_kernels_without_numba_are_torchs_operations(monkeypatch, caplog):
     with_numba, message = trained(), "Numba needs NumPy 9 or less"
     imported = builtins.__import__
 
@@ -69,18 +69,18 @@ def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatc
     ("threads", "refuse"),
     [(1, None), (2, None), (1, RuntimeError("no locator")), (1, OSError(28, "No space left"))],
 )
-def test_loops_run_on_torchs_threads_and_where_nothing_can_be_written(monkeypatch, threads, refuse):
+def test_loops_run_on_torchs_threads_and_without_a_cache(monkeypatch, threads, refuse):
     def fill(numbers, value):
         for i in numba.prange(len(numbers)):
             numbers[i] = value
 
     compile_loop, asked, options = numba.njit, [], []
 
-    def njit(cache, **given):
-        options.append((cache, given["parallel"]))
+    def njit(cache, **arguments):
+        options.append((cache, arguments["parallel"]))
         if cache and refuse is not None:
             raise refuse
-        return compile_loop(**given)
+        return compile_loop(**arguments)
 
     monkeypatch.setattr(cpu_kernels.numba, "njit", njit)
     monkeypatch.setattr(cpu_kernels.torch, "get_num_threads", lambda: threads)
@@ -90,5 +90,5 @@ def test_loops_run_on_torchs_threads_and_where_nothing_can_be_written(monkeypatc
     cpu_kernels.compiled(fill)(numbers, 2.0)
     assert numbers.tolist() == [2.0] * 5
     tried = [True] if refuse is None else [True, False]
-    assert options == [(kept, threads > 1) for kept in tried]
+    assert options == [(cached, threads > 1) for cached in tried]
     assert asked == ([2] if threads > 1 else [])

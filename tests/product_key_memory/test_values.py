@@ -22,7 +22,7 @@ from tests.product_key_memory.layer import (
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_two_readings_in_one_graph_add_their_gradients(recomputed):
+def test_two_reads_in_one_graph_add_their_gradients(recomputed):
     ordinary = exact_memory()
     beside = copy.deepcopy(ordinary)
     beside.values.keep_gradient_beside_autograd()
@@ -39,7 +39,7 @@ def test_two_readings_in_one_graph_add_their_gradients(recomputed):
     assert beside.values.weight.grad is None
 
 
-def test_a_pass_that_leaves_a_memory_out_counts_too():
+def test_shared_values_add_the_gradients_of_all_memories():
     plain, apart = make_pair(False), make_pair(True)
     x = torch.randn(2, 5, WIDTH)
     for pair in (plain, apart):
@@ -60,7 +60,7 @@ def test_values_beside_autograd_get_no_gradient_in_evaluation():
     assert x.grad.any()
 
 
-def test_shared_values_are_one_parameter_after_loading_casting_and_copying():
+def test_shared_values_stay_one_parameter():
     pair, other = make_pair(False), make_pair(False, seed=2)
     state = pair.state_dict()
     # as torch saves tied parameters
@@ -86,7 +86,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_gradient_is_that_of_the_parameter_after_changes_in_place(change):
+def test_a_changed_parameter_gets_the_gradient(change):
     memory = exact_memory()
     memory.values.keep_gradient_beside_autograd()
     CHANGES[change](memory)
@@ -115,7 +115,7 @@ def largest(slots, beside, sparse=True):
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_nothing_grows_with_the_table_nor_with_reads_times_width(beside):
+def test_no_tensor_grows_with_the_table_or_with_reads_times_width(beside):
     tokens, reads, width = 64, 2 * 8, 32
     # the largest tensor holds the scores of 2·2·n sub-keys, or the outputs
     for n in (16, 60):
@@ -137,7 +137,7 @@ READS = {
 }
 
 
-def values_of(table, kernel, sparse, beside):
+def build_values(table, kernel, sparse, beside):
     memory = Values(*table.shape, kernel, sparse)
     memory.weight = torch.nn.Parameter(table.detach().clone())
     if beside:
@@ -148,9 +148,7 @@ def values_of(table, kernel, sparse, beside):
 @pytest.mark.parametrize(("sparse", "beside"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("kernel", ["plain", "fast", "without numba"])
 @pytest.mark.parametrize("reads", READS)
-def test_sums_and_gradients_of_rows_are_those_of_the_formula(
-    monkeypatch, reads, kernel, sparse, beside
-):
+def test_sums_and_gradients_equal_the_formula(monkeypatch, reads, kernel, sparse, beside):
     if kernel == "without numba":
         monkeypatch.setattr(values, "use_numba", lambda x: False)
     rows = torch.as_tensor(READS[reads])
@@ -159,7 +157,7 @@ def test_sums_and_gradients_of_rows_are_those_of_the_formula(
     slope[1:2] = 0
     # (N, R, 1), (N, R, d) -> (N, d)
     expected = (weights.unsqueeze(-1) * table[rows]).sum(1)
-    memory = values_of(table, "plain" if kernel == "plain" else "fast", sparse, beside)
+    memory = build_values(table, "plain" if kernel == "plain" else "fast", sparse, beside)
     summed = memory(rows, weights)
     torch.testing.assert_close(summed, expected)
     summed.backward(slope)
@@ -175,7 +173,7 @@ def test_sums_and_gradients_of_rows_are_those_of_the_formula(
         assert listed == table.grad.any(1).nonzero().flatten().tolist()
 
 
-def test_the_memory_of_a_gradient_is_taken_again_if_it_is_large_enough():
+def test_a_buffer_is_used_again_if_it_is_large_enough():
     memory, like = Values(100, WIDTH), torch.empty(1, WIDTH)
     first = memory.buffer(16, like)
     assert first.shape == (16, WIDTH)
@@ -198,7 +196,7 @@ def gradient(grads):
 
 
 @pytest.mark.parametrize("reads", READS)
-def test_gradients_of_weights_in_pieces_are_those_of_the_formula(monkeypatch, reads):
+def test_gradients_in_pieces_equal_the_formula(monkeypatch, reads):
     """So they are computed in bfloat16 on an accelerator."""
     monkeypatch.setattr(values, "TOKENS_AT_A_TIME", 2)
     rows = torch.as_tensor(READS[reads])

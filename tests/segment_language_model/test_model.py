@@ -37,7 +37,7 @@ def after_zeros(model, stream, length, mode):
 
 
 @pytest.mark.parametrize(("build", "options"), ZERO_MEMORY)
-def test_zero_memory_is_a_recurrence_of_zero_hidden_states(build, options):
+def test_zero_memory_equals_a_recurrence_of_zero_vectors(build, options):
     with_zeros, without = (build(**options, zero_memory=zero).double() for zero in (True, False))
     for layer in (*with_zeros.decoder.network.layers, *without.decoder.network.layers):
         # with a bias in the norm, zero vectors have nonzero keys and values
@@ -81,7 +81,7 @@ def test_mixed_precision_trains_with_recurrence(dtype, options):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_a_recurrence_that_is_too_short_shows():
+def test_a_short_recurrence_changes_scores():
     model = tiny_model(mem_len=3).double()
     stream = tokens(2, 30)
     whole, segments = (scores_by_segment(model, stream, length) for length in (30, 5))
@@ -107,7 +107,7 @@ def test_tied_output_uses_the_embeddings():
     ],
 )
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_model_keeps_no_products_of_its_weights(build, options, behind):
+def test_a_model_sees_changed_weights_at_once(build, options, behind):
     """Neither do they stay when fairseq's optimizers write behind autograd's back."""
     model, stream = build(**options).double().eval(), tokens(2, 16)
     fresh = copy.deepcopy(model)
@@ -129,7 +129,7 @@ def test_a_model_keeps_no_products_of_its_weights(build, options, behind):
         (tiny_model, {"persistent_variant": "ff-attn"}),
     ],
 )
-def test_the_kernel_is_the_one_that_the_options_name(build, options, kernel):
+def test_every_layer_uses_the_kernel_of_the_options(build, options, kernel):
     model = build(attention_kernel=kernel, **options)
     kernels = [module.kernel for module in model.modules() if hasattr(module, "kernel")]
     assert len(kernels) >= 3

@@ -32,7 +32,7 @@ JOINED = [4, 5, 2, 6, 2, 7, 8, 9, 2]
 
 
 @pytest.mark.parametrize("impl", ["mmap", "lazy", "cached"])
-def test_load_tokens_joins_the_sentences_and_numbered_parts_when_asked(tmp_path, impl):
+def test_load_tokens_joins_sentences_and_numbered_parts(tmp_path, impl):
     path = write(tmp_path, "train", SENTENCES, impl)
     write(tmp_path, "train1", [[10, 2]], impl)
     tokens = load_tokens(path, dictionary(), impl)
@@ -149,8 +149,8 @@ def test_one_sentence_cannot_be_shuffled(tokens):
         ShuffledSentences(np.array(tokens), EOS, [1, 1])
 
 
-def test_streams_read_the_sentences_in_the_order_of_the_epoch():
-    def read(shuffled, epoch):
+def test_streams_read_sentences_in_the_epochs_order():
+    def read_streams(shuffled, epoch):
         ordered = RunningText(WHOLE, shuffled).ordered(EOS, 1, epoch)
         dataset = TokenStreams(ordered, dictionary(), 4, 5)
         items = [dataset[number] for number in range(len(dataset))]
@@ -159,6 +159,6 @@ def test_streams_read_the_sentences_in_the_order_of_the_epoch():
         assert torch.cat([item["source"] for item in items]).tolist() == [EOS, *predicted[:-1]]
         return predicted
 
-    assert read(False, 1) == read(False, 2) == WHOLE.tolist()
-    assert sorted(cut(read(True, 1))) == sorted(PARTS)
-    assert read(True, 1) == read(True, 1) != read(True, 2)
+    assert read_streams(False, 1) == read_streams(False, 2) == WHOLE.tolist()
+    assert sorted(cut(read_streams(True, 1))) == sorted(PARTS)
+    assert read_streams(True, 1) == read_streams(True, 1) != read_streams(True, 2)
