@@ -110,7 +110,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.cache
-    def version(parallel: bool, signature: tuple, kept: bool) -> Any:
+    def version(parallel: bool, signature: tuple, cached: bool) -> Any:
         from llvmlite import binding
 
         processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
@@ -118,7 +118,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
         named = types.FunctionType(loop.__code__, loop.__globals__, loop.__name__)
         named.__qualname__ = f"{loop.__name__}_{hashlib.sha256(known).hexdigest()[:16]}"
         named.__module__ = loop.__module__
-        return numba.njit(cache=kept, parallel=parallel, **OPTIONS)(named)
+        return numba.njit(cache=cached, parallel=parallel, **OPTIONS)(named)
 
     @functools.wraps(loop)
     def run(*arguments: Any) -> None:
@@ -128,12 +128,12 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
             numba.set_num_threads(threads)
         kind = threads > 1, tuple(numba.typeof(argument) for argument in arguments)
         try:
-            call = version(*kind, kept=True)
+            call = version(*kind, cached=True)
             # compile and save before computing anything
             call.compile(kind[1])
         except (OSError, RuntimeError):
             # no folder can be written, or the disk is full
-            call = version(*kind, kept=False)
+            call = version(*kind, cached=False)
         call(*arguments)
 
     return run
@@ -149,19 +149,19 @@ def _source() -> bytes:
 def _insert(score, number, filled, scores, numbers):
     """Insert a score and its number into ``filled`` sorted ones, after equal scores.
 
-    If all places are filled, the last score drops out.
+    If all ranks are filled, the last score drops out.
     """
-    place = filled
+    rank = filled
     if filled == len(scores):
-        place -= 1
-        if score <= scores[place] or scores[place] != scores[place]:
+        rank -= 1
+        if score <= scores[rank] or scores[rank] != scores[rank]:
             return
-    while place > 0 and (scores[place - 1] < score or score != score):
-        scores[place] = scores[place - 1]
-        numbers[place] = numbers[place - 1]
-        place -= 1
-    scores[place] = score
-    numbers[place] = number
+    while rank > 0 and (scores[rank - 1] < score or score != score):
+        scores[rank] = scores[rank - 1]
+        numbers[rank] = numbers[rank - 1]
+        rank -= 1
+    scores[rank] = score
+    numbers[rank] = number
 
 
 @_inlined
@@ -199,12 +199,12 @@ def _select(row, scores, numbers):
     """Write the largest of ``row`` (n,) to ``scores`` (k,), largest first, and their numbers."""
     n, k = len(row), len(scores)
     # the largest of each of k groups; at least k scores reach the smallest of these
-    for place in range(k):
-        scores[place] = -np.inf
+    for group in range(k):
+        scores[group] = -np.inf
     for start in range(0, n - k + 1, k):
-        for place in range(k):
-            if row[start + place] > scores[place]:
-                scores[place] = row[start + place]
+        for group in range(k):
+            if row[start + group] > scores[group]:
+                scores[group] = row[start + group]
     low, high = scores.min(), scores.max()
     candidates, scored = np.empty(n + 1, np.int64), np.empty(n + 1, row.dtype)
     count = 0
@@ -226,8 +226,8 @@ def _select_pairs_loop(scores, sums, slots):
     heads, _, queries, n = scores.shape
     k = sums.shape[2]
     ranks = min(k, n)
-    for place in numba.prange(heads * queries):
-        head, query = place // queries, place % queries
+    for row in numba.prange(heads * queries):
+        head, query = row // queries, row % queries
         scores_a, numbers_a = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
         scores_b, numbers_b = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
         _select(scores[head, 0, query], scores_a, numbers_a)

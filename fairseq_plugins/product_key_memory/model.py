@@ -137,7 +137,7 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 class MemoryTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
 
-    own_options = MemoryTransformerOptions
+    added_options = MemoryTransformerOptions
 
     @classmethod
     def build_model(

@@ -78,7 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
-    own_options = BranchOptions
+    added_options = BranchOptions
     # Whether train() was called, as fairseq does before each update. ``training`` cannot tell: a
     # model that is loaded to translate has it set, too, until eval().
     _is_trained = False

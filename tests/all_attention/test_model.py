@@ -12,10 +12,10 @@ from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, to
 FEED_FORWARD = {"decoder_ffn_embed_dim": 24, "persistent_vectors": 0}
 LEARNED = {"adaptive_span": True, "span_ramp": RAMP}
 OPEN = {"adaptive_span": True, "span_init": 1.0}
-PLACES = [*VARIANTS, "ff-attn"]
+EVERY_VARIANT = [*VARIANTS, "ff-attn"]
 MODELS = [
-    *({"persistent_variant": place, **LEARNED} for place in PLACES),
-    *({"persistent_variant": place, **LEARNED, "span_epsilon": 0.2} for place in PLACES),
+    *({"persistent_variant": variant, **LEARNED} for variant in EVERY_VARIANT),
+    *({"persistent_variant": variant, **LEARNED, "span_epsilon": 0.2} for variant in EVERY_VARIANT),
     *({**options, **spans} for options in ({}, FEED_FORWARD) for spans in ({}, LEARNED, OPEN)),
     {"share_decoder_input_output_embed": True, "output_bias": True},
     {"clamp_len": 3},

@@ -103,7 +103,7 @@ def test_a_resumed_epoch_has_new_batches_if_each_epoch_has(option):
     assert np.array_equal(resumed[0], batches(make_trainer(), 4)[0])
 
 
-def test_a_task_with_its_own_iterator_keeps_its_batches():
+def test_a_task_with_an_iterator_keeps_its_batches():
     resumed = resumed_batches(4, make_trainer(TaskWithItsBatches))
     assert np.array_equal(resumed[0], batches(make_trainer(), 4)[0])
 

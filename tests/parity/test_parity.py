@@ -31,7 +31,7 @@ if "PARITY_CASES" in os.environ and not FOLDERS:
 SETTINGS = [
     pytest.param(folder, name, id=f"{folder.name}-{name}")
     for folder in FOLDERS
-    for name in Case.read(folder).config["settings"]
+    for name in Case.from_folder(folder).config["settings"]
 ]
 NO_CASES = "no losses of the original code: name their folder in PARITY_CASES"
 SEGMENTS = {"t7": {"tgt_len": 7, "mem_len": 10, "same_length": False, "clamp_len": -1}}
@@ -40,7 +40,7 @@ BLOCKS = {"t7": {"block_size": 7}, "t1": {"block_size": 1}}
 
 @pytest.fixture(scope="module")
 def converted(request, tmp_path_factory):
-    case, folder = Case.read(request.param), tmp_path_factory.mktemp("converted")
+    case, folder = Case.from_folder(request.param), tmp_path_factory.mktemp("converted")
     if case.config["source"] not in SOURCES:
         pytest.skip(f"nothing here reads checkpoints of {case.config['source']}")
     case.convert(folder / "model")
@@ -66,7 +66,7 @@ def write_case(foreign, folder, settings):
     (foreign.write(folder) / "config.json").write_text(json.dumps(config))
     words = [symbol for symbol in foreign.symbols if symbol != "<eos>"]
     text = [
-        [words[(5 * line + 7 * place + place // 4) % len(words)] for place in range(line)]
+        [words[(5 * line + 7 * i + i // 4) % len(words)] for i in range(line)]
         for line in range(1, 10)
     ]
     joined = "".join(" ".join(line) + "\n" for line in text)
@@ -75,17 +75,17 @@ def write_case(foreign, folder, settings):
     numbers = [foreign.symbols.index("<eos>"), *following[:-1]]
     losses, expected = {}, {}
     for name, setting in settings.items():
-        found = foreign.log_probabilities(numbers, **setting)
-        losses[name] = expected[name] = -found[range(len(found)), following].float().numpy()
+        scores = foreign.log_probabilities(numbers, **setting)
+        losses[name] = expected[name] = -scores[range(len(scores)), following].float().numpy()
         if foreign.source == "transformer-xl":
             # the original returns the losses of a segment cluster by cluster
-            bounds, places = [0, *config["cutoffs"], len(foreign.symbols)], range(len(found))
+            bounds, tokens = [0, *config["cutoffs"], len(foreign.symbols)], range(len(scores))
             order = [
-                place
-                for start in places[:: setting["tgt_len"]]
+                token
+                for start in tokens[:: setting["tgt_len"]]
                 for first, last in itertools.pairwise(bounds)
-                for place in places[start : start + setting["tgt_len"]]
-                if first <= following[place] < last
+                for token in tokens[start : start + setting["tgt_len"]]
+                if first <= following[token] < last
             ]
             expected[name] = losses[name][order]
     np.savez(folder / "expected.npz", **expected)
@@ -119,15 +119,15 @@ def trained_losses(folder):
 )
 def test_converted_models_equal_a_reference_and_are_trained(tmp_path, foreign, settings):
     losses = write_case(foreign, tmp_path / "case", settings)
-    case = Case.read(tmp_path / "case")
+    case = Case.from_folder(tmp_path / "case")
     case.convert(tmp_path / "model")
     for setting in settings:
-        found = case.evaluate(tmp_path / "model", setting)
-        assert case.compare(setting, found).verdict == AGREES
-        np.testing.assert_allclose(found, losses[setting], atol=2e-4)
+        actual = case.evaluate(tmp_path / "model", setting)
+        assert case.compare(setting, actual).verdict == AGREES
+        np.testing.assert_allclose(actual, losses[setting], atol=2e-4)
         # a changed loss is detected
-        found[11] += 1e-3
-        assert case.compare(setting, found).verdict == MISSED
+        actual[11] += 1e-3
+        assert case.compare(setting, actual).verdict == MISSED
     text = (tmp_path / "case" / "text.txt").read_text(encoding="utf-8")
     score = fairseq_plugins.load(tmp_path / "model", tokens_per_sample=7).score(text)
     np.testing.assert_allclose(-score.log_probs, losses["t7"], atol=2e-4)

@@ -1,4 +1,4 @@
-"""Memories from options, and their place in fairseq's layers and in segment models."""
+"""Memories from options, and their position in fairseq's layers and in segment models."""
 
 import dataclasses
 
@@ -107,7 +107,7 @@ def test_memory_builder_shares_values_if_asked_to(share):
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
 @pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
-def test_only_adam_with_memory_is_given_the_values(optimizer, keys):
+def test_only_adam_with_memory_gets_the_values(optimizer, keys):
     """It also finds them through the copies in single precision that --bf16 makes."""
     (memory,) = build_from_options(optimizer=optimizer, keys=keys)
     memory.bfloat16()
@@ -123,7 +123,7 @@ def test_only_adam_with_memory_is_given_the_values(optimizer, keys):
 # --- layers
 
 PLACES = pytest.mark.parametrize(
-    "place", [{}, {"memory_interleave": True}], ids=["replaced", "interleaved"]
+    "position", [{}, {"memory_interleave": True}], ids=["replaced", "interleaved"]
 )
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 MODELS = pytest.mark.parametrize("kind", BUILDERS)
@@ -137,10 +137,10 @@ def add(x, sublayer, layer_norm, pre_norm):
 @pytest.mark.parametrize("kind", BUILDERS)
 @PLACES
 @NORMS
-def test_a_layer_equals_its_sublayers(kind, place, pre_norm):
+def test_a_layer_equals_its_sublayers(kind, position, pre_norm):
     part = "encoder" if kind == "translation" else "decoder"
     options = {f"{part}_normalize_before": pre_norm, f"{part}_ffn_embed_dim": 24}
-    model, x = build(kind, **place, **options).eval(), torch.randn(5, 3, 16)
+    model, x = build(kind, **position, **options).eval(), torch.randn(5, 3, 16)
     (memory,) = memories(getattr(model, part))
     if segments := kind in ("transformer_xl", "all_attention"):
         network = model.decoder.network
@@ -165,7 +165,7 @@ def test_a_layer_equals_its_sublayers(kind, place, pre_norm):
         return layer.fc2(torch.relu(layer.fc1(x)))
 
     x = add(x, attention, layer.self_attn_layer_norm, pre_norm)
-    if place:
+    if position:
         x = add(x, feed_forward, layer.final_layer_norm, pre_norm)
         x = add(x, memory, layer.memory_layer_norm, pre_norm)
     else:
@@ -241,11 +241,11 @@ def test_memories_are_in_the_layers_that_the_option_names():
 
 @MODELS
 @PLACES
-def test_padding_changes_nothing(kind, place):
+def test_padding_changes_nothing(kind, position):
     """Padding affects neither scores nor the statistics of batch norm."""
 
     def pass_over(extra):
-        model = build(kind, memory_query_batch_norm=True, **place).train()
+        model = build(kind, memory_query_batch_norm=True, **position).train()
         scores = score(model, padded(7, 4, 5, width=7 + extra))
         means = [memory.query.batch_norm.running_mean for memory in memories(model)]
         assert all(mean.any() for mean in means)
@@ -257,8 +257,8 @@ def test_padding_changes_nothing(kind, place):
 
 @MODELS
 @PLACES
-def test_incremental_decoding_equals_a_full_pass(kind, place):
-    model = build(kind, **place).eval()
+def test_incremental_decoding_equals_a_full_pass(kind, position):
+    model = build(kind, **position).eval()
     batch, state, options = tiny.tokens(3, 9), {}, {}
     full = score(model, batch)
     if kind == "translation":
@@ -285,14 +285,14 @@ SHARED = {"memory_interleave": True, "memory_share_values": True, "memory_output
 
 
 @MODELS
-@pytest.mark.parametrize("place", [{}, {"memory_interleave": True}, SHARED])
-def test_checkpointing_and_hidden_values_change_no_gradient(kind, place):
-    expected = gradients(kind, False, memory_optimizer="adam", **place)
+@pytest.mark.parametrize("position", [{}, {"memory_interleave": True}, SHARED])
+def test_checkpointing_and_hidden_values_change_no_gradient(kind, position):
+    expected = gradients(kind, False, memory_optimizer="adam", **position)
     tables = [name for name in expected if name.endswith("values.weight")]
-    assert len(tables) == (2 if kind == "translation" and place is not SHARED else 1)
+    assert len(tables) == (2 if kind == "translation" and position is not SHARED else 1)
     for optimizer in ("adam", "adam_with_memory"):
         torch.testing.assert_close(
-            gradients(kind, True, memory_optimizer=optimizer, **place), expected
+            gradients(kind, True, memory_optimizer=optimizer, **position), expected
         )
 
 

@@ -29,10 +29,10 @@ def test_two_reads_in_one_graph_add_their_gradients(recomputed):
     x = draw(TOKENS, D)
     ordinary(ordinary(x)).square().sum().backward()
 
-    def read(x):
+    def read_beside(x):
         return checkpoint(beside, x, use_reentrant=False) if recomputed else beside(x)
 
-    read(read(x)).square().sum().backward()
+    read_beside(read_beside(x)).square().sum().backward()
     assert not beside.values.weight.requires_grad
     torch.testing.assert_close(beside.values.weight.grad.to_dense(), ordinary.values.weight.grad)
     beside.zero_grad()
@@ -106,7 +106,7 @@ def largest(slots, beside, sparse=True):
     memory = ProductKeyMemory(32, slots, heads=2, knn=8, query_dim=8, sparse=sparse)
     if beside:
         memory.values.keep_gradient_beside_autograd()
-    # 64 tokens, only 2 of them different, read few rows
+    # 64 tokens, only 2 of them different, read_beside few rows
     x = torch.randn(2, 32).repeat(32, 1).requires_grad_()
     with profile(profile_memory=True) as profiled:
         memory(x).square().sum().backward()

@@ -8,11 +8,11 @@ import torch
 from tests.reference.all_attention import attend, embed, feed_forward, layer_norm, output
 
 
-def sinusoid(place, width):
-    """Return R at one place: d / 2 sines, then d / 2 cosines."""
+def sinusoid(number, width):
+    """Return R of one number: d / 2 sines, then d / 2 cosines."""
     frequencies = [10_000 ** (-2 * n / width) for n in range(width // 2)]
     return torch.tensor(
-        [math.sin(place * f) for f in frequencies] + [math.cos(place * f) for f in frequencies],
+        [math.sin(number * f) for f in frequencies] + [math.cos(number * f) for f in frequencies],
         dtype=torch.float64,
     )
 
@@ -64,7 +64,7 @@ def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=Non
         if absolute is not None and hasattr(absolute, "weight"):
             x = x + absolute.weight[index, : len(x)]
         elif absolute is not None and index == 0:
-            x = x + torch.stack([sinusoid(place, x.size(1)) for place in range(len(x))])
+            x = x + torch.stack([sinusoid(number, x.size(1)) for number in range(len(x))])
         context = x if past is None else torch.cat([past[index], x])
         inputs.append(context)
         encode = encoder(layer.self_attn, clamp_len)

@@ -40,7 +40,7 @@ def assert_holds(past, keys, values):
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_key_values_are_those_of_the_last_tokens(most, length):
     keys, values = draw_heads(60)
-    past = KeyValues.of(keys[:, :, :length], values[:, :, :length])
+    past = KeyValues.wrap(keys[:, :, :length], values[:, :, :length])
     for start in range(length, 60 - length + 1, length):
         end = start + length
         past = past.last(most).extended(keys[:, :, start:end], values[:, :, start:end])
@@ -51,7 +51,7 @@ def test_key_values_are_those_of_the_last_tokens(most, length):
 
 def test_key_values_go_on_twice_without_changing_each_other():
     text, one, other, rest = (draw_heads(length, seed=length) for length in (9, 1, 2, 3))
-    past = KeyValues.of(*text).extended(*one)
+    past = KeyValues.wrap(*text).extended(*one)
     first, second = past.extended(*other), past.extended(*rest)
     third, fourth = first.extended(*rest), past.last(4).extended(*one)
     for extended, parts in (
@@ -70,7 +70,7 @@ def test_each_kind_of_past_is_cut_reordered_and_cast(length):
     order, last = torch.tensor([1, 0, 1]), slice(max(0, 6 - length), 6)
     keys, values = draw_heads(6)
     expected = keys[:, order, last].double(), values[:, order, last].double()
-    past = KeyValues.of(keys, values)
+    past = KeyValues.wrap(keys, values)
     for each in (past, GroupedKeyValues((past, past.last(3)))):
         changed = each.last(length).select(order).to(torch.float64)
         assert (changed.length, changed.streams) == (min(6, length), 3)
@@ -239,9 +239,8 @@ def test_a_past_goes_on_in_another_dtype(name, mode, dtype):
         cast = past.to(dtype)
         actual, _ = read_segments(network, (rest.to(dtype), more.to(dtype)), cast)
         # without `to`, each layer casts its past
-        assert torch.equal(
-            read_segments(network, (rest.to(dtype), more.to(dtype)), past)[0], actual
-        )
+        uncast, _ = read_segments(network, (rest.to(dtype), more.to(dtype)), past)
+        assert torch.equal(uncast, actual)
     tolerance = 1e-4 if dtype == torch.float32 else 0.25
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
     for layer in cast.layers:

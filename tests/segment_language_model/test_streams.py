@@ -139,9 +139,8 @@ def test_pasts_survive_a_checkpoint_and_more_workers(tmp_path, dtype):
         restored = StreamPasts.from_state_dict(state, worker, 2)
         rows = slice(2 * worker, 2 * worker + 2)
         # with another number of rows, matrix products may be summed in another order
-        torch.testing.assert_close(
-            read_segment(model, stream[rows], restored, 6, 12), expected[rows]
-        )
+        actual = read_segment(model, stream[rows], restored, 6, 12)
+        torch.testing.assert_close(actual, expected[rows])
 
 
 def iterator(streams=2, shuffled_with=None, segment=5, **options):

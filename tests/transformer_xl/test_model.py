@@ -114,13 +114,13 @@ def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others()
     plain = parameters(positions="sinusoidal-absolute")
     layers = [f"decoder.network.layers.{i}.self_attn" for i in range(3)]
     projection = {f"{layer}.position_projection.proj.weight": (16, 16) for layer in layers}
-    own = {f"{layer}.biases.{name}": (2, 8) for layer in layers for name in "uv"}
+    by_layer = {f"{layer}.biases.{name}": (2, 8) for layer in layers for name in "uv"}
     # shared by all layers, and named after the first one
     shared = {f"{layers[0]}.biases.{name}": (2, 8) for name in "uv"}
     # recurrence 8, segment 8: distances 0 to 15
     tables = {f"{layer}.position_projection.weight": (2, 16, 8) for layer in layers}
     assert parameters() == {**plain, **projection, **shared}
-    assert parameters(untie_r=True) == {**plain, **projection, **own}
+    assert parameters(untie_r=True) == {**plain, **projection, **by_layer}
     assert parameters(positions="shaw") == {**plain, **tables}
     learned = {"decoder.network.absolute_positions.weight": (3, 8, 16)}
     assert parameters(positions="learned-absolute") == {**plain, **learned}
@@ -150,8 +150,8 @@ def test_generation_ends_with_the_places_that_were_trained():
     assert learned.max_positions() == sinusoids.max_positions() == 8
     assert tiny_transformer_xl().max_positions() > 1_000_000
     generate(learned, tokens(1, 8))
-    for read in (lambda: generate(learned, tokens(1, 9)), lambda: learned(tokens(1, 9))):
+    for score in (lambda: generate(learned, tokens(1, 9)), lambda: learned(tokens(1, 9))):
         with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
-            read()
+            score()
     # sinusoids have a vector for each place
     sinusoids(tokens(1, 9))
