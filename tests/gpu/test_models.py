@@ -3,7 +3,6 @@
 This way, the bodies of almost all tests also run where there is no GPU.
 """
 
-import copy
 import functools
 from collections import Counter
 from contextlib import nullcontext
@@ -13,7 +12,6 @@ import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
-from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -185,32 +183,6 @@ def check_bounds(model):
     for span in getattr(model, "learned_spans", list)():
         assert span.value.dtype == torch.float32
         assert ((span.value >= 0) & (span.value <= 1)).all()
-
-
-def generated(model, device, dtype):
-    """Return the tokens and scores of beam search, two hypotheses for each sentence."""
-    model = model.to(device).to(dtype).eval()
-    net_input = make_batch(model, device)["net_input"]
-    net_input.pop("prev_output_tokens", None)
-    prompts = None if hasattr(model, "encoder") else net_input["src_tokens"][:, :3]
-    symbols = tiny.dictionary()
-    generator = SequenceGenerator([model], symbols, beam_size=2, max_len_a=0, max_len_b=7)
-    with torch.no_grad():
-        hypotheses = generator.generate([model], {"net_input": net_input}, prefix_tokens=prompts)
-    return [
-        torch.cat([beam[name].float().cpu() for beams in hypotheses for beam in beams])
-        for name in ("tokens", "positional_scores")
-    ]
-
-
-@pytest.mark.parametrize(("device", "precision"), devices_and_precisions(["fp32", "fp16"]))
-@pytest.mark.parametrize("kind", MODELS)
-def test_beam_search_is_the_same_on_a_gpu(kind, precision, device):
-    _, model = train_reference(kind)
-    tokens, scores = generated(copy.deepcopy(model), "cpu", torch.float32)
-    other_tokens, other_scores = generated(copy.deepcopy(model), device, PRECISIONS[precision][0])
-    assert torch.equal(other_tokens, tokens)
-    torch.testing.assert_close(other_scores, scores, rtol=0, atol=0.02)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.all_attention.attention import HeadProjection
 from fairseq_plugins.modules import AllAttentionBlock, Past, TransformerXLBlock
@@ -99,25 +98,6 @@ def outputs_and_gradients(call, network, with_gradients=True):
     return [y, *torch.autograd.grad(y.square().sum(), parameters, materialize_grads=True)]
 
 
-@each_block
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointed_blocks_have_the_same_gradients(name, use_reentrant):
-    block = build(name)
-
-    def losses(call):
-        block.zero_grad()
-        past = None
-        for x in draw().split(4, dim=1):
-            y, past = call(x.requires_grad_(), past)
-            y.square().sum().backward()
-        return [parameter.grad.clone() for parameter in block.parameters()]
-
-    def recomputed(x, past):
-        return checkpoint(block, x, past, use_reentrant=use_reentrant)
-
-    torch.testing.assert_close(losses(recomputed), losses(block))
-
-
 @pytest.mark.slow
 @each_network
 def test_compiled_networks_compute_the_same(name):
@@ -159,22 +139,6 @@ def test_models_with_compiled_layers_compute_the_same(monkeypatch, build_model, 
         if training:
             results[-1] += torch.autograd.grad(scores.square().sum(), [*model.parameters()])
     torch.testing.assert_close(*results)
-
-
-@each_network
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_cast_networks_compute_in_that_precision(name, dtype):
-    network = build(name).eval()
-    (exact,) = outputs_and_gradients(network, network, False)
-    network.to(dtype)
-
-    def cast(x, past):
-        return network(x.to(dtype), past)
-
-    (rough,) = outputs_and_gradients(cast, network, False)
-    assert rough.dtype == dtype
-    tolerance = 0.3 if dtype == torch.bfloat16 else 1e-4
-    torch.testing.assert_close(rough.double(), exact, rtol=tolerance, atol=tolerance)
 
 
 def projections(network):

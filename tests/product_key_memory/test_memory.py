@@ -93,20 +93,6 @@ def test_padding_changes_neither_reads_nor_statistics(keys, packed, monkeypatch)
     torch.testing.assert_close(list(padded.buffers()), list(real.buffers()))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_recomputed_pass_equals_the_first_one(training, monkeypatch):
-    """The first pass has no gradients, as with --checkpoint-activations on an accelerator."""
-    rule = memory_layer.packs_tokens
-    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, mode: rule(x.to("meta"), mode))
-    memory = exact_memory(value_dropout=0.3).train(training)
-    x, outputs = draw(TOKENS, D), []
-    for grad in (False, True):
-        torch.manual_seed(3)
-        with torch.set_grad_enabled(grad):
-            outputs.append(memory(x, PADDING).detach())
-    assert torch.equal(*outputs)
-
-
 @pytest.mark.parametrize("option", ["query_dropout", "input_dropout", "value_dropout"])
 @pytest.mark.parametrize("value_dim", [None, 3])
 def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
@@ -117,22 +103,6 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
     x = draw(TOKENS, D)
     assert not torch.allclose(memory(x), plain(x))
     assert torch.equal(memory.eval()(x), plain(x))
-
-
-@pytest.mark.parametrize("options", [{}, EVERYTHING, {"keys": "flat"}, {"sparse": True}])
-def test_half_precision_is_near_single_precision(options):
-    # all slots are read, so rounding cannot change which ones
-    memory = exact_memory(**{**options, "knn": K}).bfloat16()
-    x = torch.randn(3, TOKENS, D).bfloat16().requires_grad_()
-    padding = PADDING.expand(3, -1)
-    out = memory(x, padding)
-    assert out.dtype == torch.bfloat16
-    out.square().sum().backward()
-    for parameter in (x, *memory.parameters()):
-        assert parameter.grad.dtype == parameter.dtype
-        assert parameter.grad.to_dense().isfinite().all()
-    expected = copy.deepcopy(memory).float()(x.float(), padding)
-    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_values_start_normal_with_variance_one_over_their_width():

@@ -39,15 +39,6 @@ def test_two_reads_in_one_graph_add_their_gradients(recomputed):
     assert beside.values.weight.grad is None
 
 
-def test_shared_values_add_the_gradients_of_all_memories():
-    plain, apart = make_pair(False), make_pair(True)
-    x = torch.randn(2, 5, WIDTH)
-    for pair in (plain, apart):
-        pair.first(x[0]).square().sum().backward()
-        pair(x[1]).square().sum().backward()
-    torch.testing.assert_close(apart.values.weight.grad.to_dense(), plain.values.weight.grad)
-
-
 def test_values_beside_autograd_get_no_gradient_in_evaluation():
     memory = exact_memory()
     memory.values.keep_gradient_beside_autograd()
@@ -74,27 +65,6 @@ def test_shared_values_stay_one_parameter():
         assert len([name for name, _ in each.named_parameters() if "values" in name]) == 1
     for each in copies:
         assert torch.equal(each.values.weight, pair.values.weight.bfloat16().float())
-
-
-CHANGES = {
-    "to": lambda memory: memory.to(torch.bfloat16),
-    "assign": lambda memory: memory.load_state_dict(
-        copy.deepcopy(memory.state_dict()), assign=True
-    ),
-    "meta": lambda memory: memory.to("meta").to_empty(device="cpu"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_parameter_gets_the_gradient(change):
-    memory = exact_memory()
-    memory.values.keep_gradient_beside_autograd()
-    CHANGES[change](memory)
-    with torch.no_grad():
-        for parameter in memory.parameters():
-            parameter.normal_()
-    memory(torch.randn(TOKENS, D).to(memory.values.weight.dtype)).sum().backward()
-    assert memory.get_parameter("values.weight").grad.is_sparse
 
 
 # --- sizes

@@ -86,18 +86,3 @@ def test_training_refuses_an_unreasonable_value_or_takes_it(
     elif value != "1000000000" or "can't allocate memory" not in printed:
         assert_refused(status, printed, names(option), VALUES[value])
         assert not folder.exists() or not list(folder.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
-        ("--extended-context", 4, "--extended-context.* --mem-len"),
-        ("--batch-size", 100000, "--batch-size"),
-        ("--max-tokens", 64, "--max-tokens"),
-    ],
-)
-def test_training_refuses_options_that_do_not_go_together(corpora, tmp_path, option, value, named):
-    folder = tmp_path / "model"
-    words = training_command(corpora, "transformer_xl", folder, "--max-update", 2, option, value)
-    assert_refused(*call(*words), named)
-    assert not folder.exists() or not list(folder.iterdir())

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.search import BeamSearch, Sampling
+from fairseq.search import Sampling
 from torch.testing import assert_close
 
 from fairseq_plugins.segment_language_model.generation import adapt_generator
@@ -176,10 +176,3 @@ def test_a_search_draws_the_end_at_no_cost_if_nothing_else_is_left(options):
     assert (symbols.item(), scores.item()) == (END, -2.5)
     # all other attributes are those of the search itself
     assert search.sampling_topk == options.get("sampling_topk", -1)
-
-
-def test_a_search_changes_nothing_before_the_end():
-    lprobs = log_probabilities(False)
-    expected = BeamSearch(tiny.dictionary()).step(0, lprobs.clone(), None)
-    steps = search_that_ends_by_length(BeamSearch).step(0, lprobs, None)
-    assert_close(steps, expected, rtol=0, atol=0)

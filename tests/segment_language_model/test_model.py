@@ -67,20 +67,6 @@ def test_zero_memory_equals_a_recurrence_of_zero_vectors(build, options):
     assert_generates_as(with_zeros, stream, scores_by_segment(with_zeros, stream, 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [{}, {"adaptive_input": True, "adaptive_input_cutoff": "8,14"}])
-def test_mixed_precision_trains_with_recurrence(dtype, options):
-    model, stream = tiny_model(**options), tokens(2, 18)
-    plain = scores_by_segment(model, stream, 6)
-    for mode in MODES:
-        with torch.autocast("cpu", dtype=dtype):
-            mixed = scores_by_segment(model, stream, 6, mode)
-        assert mixed.dtype == dtype
-        torch.testing.assert_close(mixed.float(), plain, atol=0.1, rtol=0.05)
-    mixed.float().logsumexp(-1).sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
 def test_a_short_recurrence_changes_scores():
     model = tiny_model(mem_len=3).double()
     stream = tokens(2, 30)

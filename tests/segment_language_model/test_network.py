@@ -92,23 +92,6 @@ def test_a_network_projects_positions_rarely(name):
 
 
 @each_network
-@each_mode
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
-def test_an_empty_batch_goes_forward_and_backward(name, training, grad, kernel):
-    network = build(name, kernel=kernel).train(training)
-    x = draw(0, 4)
-    with grad():
-        y, past = read_segments(network, (x, x, x[:, :1]))
-    assert y.shape == (0, 9, WIDTH)
-    assert past.num_tokens == 9
-    if grad is torch.enable_grad:
-        y.sum().backward()
-        gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        assert gradients
-        assert not any(gradient.any() for gradient in gradients)
-
-
-@each_network
 @pytest.mark.parametrize("keep", [0, 2])
 def test_a_network_keeps_as_many_tokens_as_asked_for(name, keep):
     for training, grad in MODES:

@@ -143,32 +143,6 @@ def test_a_past_goes_on_twice(name, mode):
 
 
 @each_network
-@pytest.mark.parametrize("modes", [("inference_mode", "no_grad"), ("no_grad", "inference_mode")])
-def test_a_past_goes_on_between_no_grad_and_inference_mode(name, modes):
-    network, parts = build(name).eval(), pieces(3, 2, 1, 4, 1, 1)
-    expected, _ = read_segments(network, parts)
-    outputs, past = [], None
-    for number, part in enumerate(parts):
-        with MODES[modes[number % 2]][1]():
-            y, past = network(part, past)
-            outputs.append(y.clone())
-    torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
-
-
-@each_network
-@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_gradients_do_not_depend_on_how_the_past_was_read(name, grad):
-    network, (text, rest) = build(name), pieces(5, 3)
-    gradients = []
-    for mode in (torch.enable_grad, grad):
-        with mode():
-            _, past = network(text)
-        loss = network(rest, past)[0].square().sum()
-        gradients.append(torch.autograd.grad(loss, list(network.parameters())))
-    torch.testing.assert_close(*gradients)
-
-
-@each_network
 def test_training_refuses_a_past_of_keys_and_values(name):
     network, (text, rest) = build(name).eval(), pieces(5, 3)
     with torch.no_grad():

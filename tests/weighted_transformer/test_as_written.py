@@ -6,7 +6,6 @@ import torch
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward, FirstLayers
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests.gradients import assert_same
-from tests.weighted_transformer.tiny import tiny_as_written
 
 WIDTH, INNER, BRANCHES, TOKENS = 6, 12, 3, 5
 
@@ -60,21 +59,6 @@ def test_first_layers_have_second_derivatives():
     layer = first_layers()
     x = torch.randn(TOKENS, WIDTH, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradgradcheck(layer, (x,))
-
-
-def test_retained_dropout_acts_in_evaluation():
-    model = tiny_as_written(attention_dropout=0.5, activation_dropout=0.5).eval()
-    attention, x = model.encoder.layers[0].self_attn, torch.randn(5, 3, 16)
-    network = attention.out_proj
-    for part, compute in [
-        (attention.dropout_module, lambda: attention(x, x, x, need_weights=False)[0]),
-        (network.activation_dropout, lambda: network(x)),
-    ]:
-        assert torch.equal(compute(), compute())
-        # as fairseq does for --retain-dropout
-        part.make_generation_fast_("", retain_dropout=True)
-        assert not torch.equal(compute(), compute())
-        part.apply_during_inference = False
 
 
 def test_first_layers_refuse_widths_that_branches_cannot_share():

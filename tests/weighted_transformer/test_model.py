@@ -58,13 +58,6 @@ def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
     out.sum().backward()
 
 
-def test_the_decoders_width_is_the_encoders_by_default():
-    # fairseq's default, 2048, is not a multiple of 3
-    heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 3}
-    model = tiny_weighted_transformer(encoder_embed_dim=24, **heads)
-    assert model.decoder.layers[0].fc1.weight.shape == (24, 24)
-
-
 @EACH_VARIANT
 @pytest.mark.parametrize(
     "options",
