@@ -153,7 +153,7 @@ def test_half_precision_is_near_and_gives_spans_a_gradient(dtype, variant):
     assert (rough - exact).abs().max() < 0.08 * 2.0 ** (8 - bits) * exact.abs().max()
 
 
-def test_values_outside_the_interval_are_brought_back_when_loaded():
+def test_loaded_spans_are_brought_back_into_their_interval():
     model = tiny_model(adaptive_span=True, attention_span=16)
     state = model.state_dict()
     state["decoder.network.layers.0.self_attn.span.value"] = torch.tensor([-0.5, 1.5])

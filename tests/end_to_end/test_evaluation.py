@@ -24,7 +24,7 @@ from tests.end_to_end.commands import (
         ("transformer_xl", ("--model-overrides", "{'mem_len': 0}", "--extended-context", 1000)),
     ],
 )
-def test_evaluation_scores_each_token_once_in_segments_of_any_length(
+def test_evaluation_scores_each_token_once_in_any_segments(
     data, name, options, test_tokens, request
 ):
     checkpoint, log_probs = request.getfixturevalue(name), []
@@ -48,7 +48,7 @@ ADAPTIVE = """--arch transformer_xl --adaptive-input --tie-adaptive-weights --dd
         ("transformer-xl", f"{ADAPTIVE} --untie-r --locked-dropout --embed-dropout 0.1"),
     ],
 )
-def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, options):
+def test_ablations_are_trained_and_evaluated(data, tmp_path, test_tokens, positions, options):
     model = """--arch transformer_xl_tiny --decoder-layers 2 --decoder-embed-dim 16
     --decoder-attention-heads 2 --decoder-ffn-embed-dim 24 --max-update 2 --disable-validation"""
     words = f"{model} --positions {positions} {options}".split()
@@ -63,7 +63,7 @@ def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, op
         assert f"positions {positions}" in output
 
 
-def test_shards_together_score_every_token(data, checkpoint, test_tokens):
+def test_shards_together_score_each_token_once(data, checkpoint, test_tokens):
     counts = []
     for shard in (0, 1):
         options = ("--tokens-per-sample", 16, "--batch-size", 3, "--output-word-probs")

@@ -9,7 +9,6 @@ from scripts.convert import average
 from tests.end_to_end.commands import (
     ALL,
     USER_DIR,
-    evaluate,
     loss,
     run,
     tokens_evaluated,
@@ -57,16 +56,6 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
     values = parameters(tmp_path)["decoder.layers.1.memory.values.weight"]
     assert values.shape == (64, 8)
     assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
-
-
-def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_path, test_tokens):
-    options = """--max-update 6 --memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4
-    --memory-query-dim 8 --memory-query-batch-norm --optimizer adam_with_memory --lr 0.003"""
-    words = training_command(corpora, "all_attention", tmp_path, *options.split())
-    printed = run(*(word for word in words if word not in ("--adagrad-clip", "0.03")))
-    assert "product-key memories in layers 2" in printed
-    printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5)
-    assert tokens_evaluated(printed) == test_tokens
 
 
 def test_a_shared_table_is_trained_resumed_averaged_and_scored(
