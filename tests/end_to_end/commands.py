@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import traceback
+import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +57,14 @@ def call(name, *words, text=""):
     handler = logging.StreamHandler(output)
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
     level = logging.root.level
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(output),
+        redirect_stderr(output),
+        warnings.catch_warnings(),
+    ):
+        # pytest would collect what fairseq, Hydra and torch warn about
+        warnings.simplefilter("ignore")
         patch.setattr(sys, "argv", [name, *map(str, words)])
         patch.setattr(sys, "stdin", io.StringIO(text))
         patch.setattr(logging.root, "handlers", [handler])

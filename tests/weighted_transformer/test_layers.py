@@ -20,7 +20,6 @@ from tests.reference.weighted_transformer import (
 from tests.weighted_transformer.tiny import (
     EACH_VARIANT,
     PAD,
-    VARIANTS,
     sentences,
     tiny_plain_transformer,
     tiny_weighted_transformer,
@@ -176,19 +175,6 @@ def test_standalone_layers_equal_the_models():
     expected, _, _ = model.decoder.layers[1](*inputs, self_attn_mask=FUTURE)
     # fairseq's attention to the encoder may compute its softmax in single precision
     torch.testing.assert_close(decoder(x, source, visible), expected.transpose(0, 1))
-
-
-def test_layers_take_an_empty_batch():
-    x = torch.randn(0, 5, 16, requires_grad=True)
-    for layer in (WeightedEncoderLayer(16, 4, 24), WeightedDecoderLayer(16, 4, 24)):
-        y = layer(x) if type(layer) is WeightedEncoderLayer else layer(x, x)
-        y.sum().backward()
-        assert y.shape == x.shape
-    for variant in VARIANTS:
-        layer = tiny_weighted_transformer(branch_residual=variant).encoder.layers[0]
-        assert layer(x.transpose(0, 1), None).shape == (5, 0, 16)
-        with torch.no_grad():
-            assert layer(x.transpose(0, 1), None).shape == (5, 0, 16)
 
 
 @EACH_VARIANT
