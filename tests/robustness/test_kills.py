@@ -23,11 +23,12 @@ def kill_while_it_writes(words, folder, draw):
 
     How many files, and for how long the command runs on, are random.
     """
-    command, files = start(*words), draw.randint(0, 4)
+    command, files = start(*words), draw.randint(1, 3)
     while command.poll() is None and len(list(folder.rglob("*"))) < files:
         time.sleep(0.001)
     time.sleep(draw.uniform(0, 0.05))
-    os.killpg(command.pid, signal.SIGKILL)
+    if command.poll() is None:
+        os.killpg(command.pid, signal.SIGKILL)
     command.communicate()
 
 
@@ -42,9 +43,7 @@ def test_a_killed_training_ends_as_one_that_was_not(corpora, tmp_path, paper, re
         kill_while_it_writes(words, folder, draw)
         # the checkpoints that are left are complete
         left = [read_tensors(path) for path in sorted(folder.glob("checkpoint*.pt"))]
-        assert not (left and "resuming cold" in run(*words))
-        if not left:
-            run(*words)
+        assert "resuming cold" not in run(*words) or not left
         actual = read_tensors(folder / "checkpoint_last.pt")
         assert actual.keys() == expected.keys()
         assert all(torch.equal(actual[name], expected[name]) for name in expected)
