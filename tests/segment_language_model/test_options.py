@@ -21,7 +21,7 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingTask,
 )
 from tests import tiny
-from tests.tiny import ADAPTIVE, dictionary, tiny_transformer_xl
+from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
@@ -147,7 +147,6 @@ def test_a_task_refuses_models_that_do_not_fit_its_options(task, model, message)
     ("criterion", "model", "message"),
     [
         ({"_name": "segment_loss", "span_loss": 0.1}, {}, "--span-loss is 0.1 for a model without"),
-        ({"_name": "segment_loss", "span_loss": math.inf}, {}, "--span-loss is inf: it must be at"),
         ({"_name": "adaptive_loss"}, {}, "--criterion adaptive_loss leaves out a part"),
         (
             {"_name": "cross_entropy"},
@@ -161,6 +160,11 @@ def test_a_task_refuses_losses_that_do_not_fit_its_model(criterion, model, messa
     build(task, **model)
     with pytest.raises(ValueError, match=re.escape(message)):
         task.build_criterion(OmegaConf.create(criterion))
+
+
+def test_the_loss_refuses_an_infinite_cost_of_spans():
+    with pytest.raises(ValueError, match="--span-loss is inf: it must be at least 0"):
+        segment_loss(span_loss=math.inf)
 
 
 def test_models_refuse_another_task():
