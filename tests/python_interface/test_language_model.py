@@ -232,8 +232,6 @@ def test_a_stream_refuses_what_is_no_text(models):
         models("recurrent").stream().score(5)
 
 
-def test_a_model_trained_with_a_first_symbol_is_refused(models):
-    model = models("bos")
-    for use in (model.score, model.generate, lambda text: model.stream().score(text)):
-        with pytest.raises(ValueError, match=r"^the model was trained with --add-bos-token"):
-            use("a")
+def test_load_refuses_a_model_trained_with_a_first_symbol(models):
+    with pytest.raises(ValueError, match=r"^the model was trained with --add-bos-token"):
+        models("bos")
