@@ -34,7 +34,11 @@ def import_loops() -> Any:
         return importlib.import_module("fairseq_plugins.product_key_memory.cpu_loops")
     except ImportError as error:
         # not installed, or made for another version of numpy
-        logger.warning("memories on this CPU go without compiled loops, slowly: %s", error)
+        logger.warning(
+            "memories on this CPU go without compiled loops, several times slower (%s): install "
+            "them with pip install '.[fast]' in the clone",
+            error,
+        )
         return None
 
 

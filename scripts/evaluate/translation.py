@@ -5,9 +5,9 @@ r"""Translate a part of a text with a trained model and compute several scores f
 
 Works for any translation model of fairseq or this plugin. fairseq-generate translates every
 sentence, subword units are joined to words, and Moses detokenizes them. The text is compared with
-the reference, a raw text with the same number of lines. The scores are sacreBLEU, the BLEU of
-Moses tokens as in papers of 2017, GLEU, and the share of translations that match exactly;
-scripts/evaluate/_translation_scores.py says how each is computed.
+the reference, a raw text with the same number of lines; a tokenized one is detokenized first. The
+scores are sacreBLEU, the BLEU of Moses tokens as in papers of 2017, GLEU, and the share of
+translations that match exactly; scripts/evaluate/_translation_scores.py says how each is computed.
 
 Options after -- go to fairseq-generate; their paths are relative to the root of the repository.
 
@@ -131,6 +131,12 @@ def detokenize(lines: Sequence[str], language: str) -> list[str]:
     return [detokenizer.detokenize(line.split()) for line in lines]
 
 
+def are_tokenized(lines: Sequence[str]) -> bool:
+    """Return whether most of the lines that end with a full stop have a blank before it."""
+    ends = [line[-2:-1].isspace() for line in lines if line.endswith(".")]
+    return 2 * sum(ends) > len(ends)
+
+
 def format_scores(scores: dict[str, Any]) -> str:
     """Return the scores as a Markdown table, and the signature of sacreBLEU."""
     compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
@@ -194,6 +200,9 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     log_unknown(units.count("<unk>"), len(units), "the source")
     target = options.target_lang
     translations = detokenize(tokens, target)
+    if are_tokenized(references):
+        print(f"{short(reference)} is tokenized: it is detokenized, as the translations are\n")
+        references = detokenize(references, target)
     compounds = options.compound_split
     compounds = target in COMPOUNDS if compounds is None else compounds
     scores = {

@@ -131,6 +131,7 @@ def _choose_pair(
         loaded.task.load_dataset(split)
         pair = loaded.task.dataset(split)[0]
         return pair["source"], pair["target"], f"the first pair of the {split} part"
+    loaded.source.allow_unknown = loaded.target.allow_unknown = True
     given = target is not None
     target = target if given else loaded.translate(source)
     sides = ((loaded.source, source, "--source"), (loaded.target, target, "--target"))

@@ -23,7 +23,7 @@ def trained():
     return dict(memory.state_dict())
 
 
-def test_two_threads_compute_exactly_what_one_does():
+def test_kernels_compute_the_same_on_two_threads():
     """Compare selection, sums and updates; a step that divides by 0 raises nothing."""
     threads, results = torch.get_num_threads(), []
     try:
@@ -46,7 +46,7 @@ def test_two_threads_compute_exactly_what_one_does():
     assert all(x.isfinite().all() for x in results[0])
 
 
-def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatch, caplog):
+def test_kernels_without_numba_are_torchs_operations(monkeypatch, caplog):
     with_numba, message = trained(), "Numba needs NumPy 9 or less"
     imported = importlib.import_module
 
@@ -69,18 +69,18 @@ def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatc
     ("threads", "refuse"),
     [(1, None), (2, None), (1, RuntimeError("no locator")), (1, OSError(28, "No space left"))],
 )
-def test_loops_run_on_torchs_threads_and_where_nothing_can_be_written(monkeypatch, threads, refuse):
+def test_loops_run_on_torchs_threads_and_without_a_cache(monkeypatch, threads, refuse):
     def fill(numbers, value):
         for i in numba.prange(len(numbers)):
             numbers[i] = value
 
     compile_loop, asked, options = numba.njit, [], []
 
-    def njit(cache, **others):
-        options.append((cache, others["parallel"]))
+    def njit(cache, **arguments):
+        options.append((cache, arguments["parallel"]))
         if cache and refuse is not None:
             raise refuse
-        return compile_loop(**others)
+        return compile_loop(**arguments)
 
     monkeypatch.setattr(cpu_loops.numba, "njit", njit)
     monkeypatch.setattr(cpu_loops.torch, "get_num_threads", lambda: threads)

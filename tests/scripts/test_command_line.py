@@ -1,5 +1,6 @@
 """Options of commands, and how commands end."""
 
+import logging
 import math
 import signal
 from pathlib import Path
@@ -65,3 +66,17 @@ def test_kill_ends_a_command_as_ctrl_c_does_unless_nohup_set_it_aside(number, ca
         assert exit_status(lambda: signal.raise_signal(number)) == 0
     finally:
         signal.signal(number, before)
+
+
+def test_a_command_hides_the_debugging_messages_that_importing_fairseq_lets_through(caplog):
+    def work():
+        logging.getLogger().setLevel(logging.DEBUG)
+        logging.getLogger("matplotlib.font_manager").debug("a font")
+        logging.getLogger("matplotlib.font_manager").warning("no font")
+
+    level = logging.getLogger().level
+    try:
+        assert exit_status(work) == 0
+    finally:
+        logging.getLogger().setLevel(level)
+    assert [record.message for record in caplog.records] == ["no font"]

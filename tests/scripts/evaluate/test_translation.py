@@ -119,6 +119,18 @@ def test_what_a_line_may_hold(root, run, caplog):
     assert "12.5 % of 8 tokens are <unk>" in caplog.text
 
 
+def test_a_tokenized_reference_is_compared_as_text(root, run, capsys):
+    write(root / "tokens.txt", ["Ja , sagte sie .", "zwei .", "Die dritte ist da !"])
+    lines = [
+        f"{kind}-{number}\t{score}{text}"
+        for number, text in enumerate(["Ja , sagte sie .", "drei .", "Die dritte ist da !"])
+        for kind, score in (("S", ""), ("H", "-0.5\t"))
+    ]
+    assert run("--reference", root / "tokens.txt", lines=lines)[0] == 0
+    assert "tokens.txt is tokenized" in capsys.readouterr().out
+    assert json.loads(contents(root)["scores.json"])["exact"] == pytest.approx(200 / 3)
+
+
 def test_fairseq_gets_the_options_but_translates_all(root, run):
     write(root / "mine.txt", TEXTS)
     ensemble = f"{root}/plain.pt:{root}/branched.pt"
@@ -177,7 +189,7 @@ def test_what_stops_leaves_what_was_there(root, run, capsys):
     interrupt = partial(signal.raise_signal, signal.SIGINT)
     assert run(stop=interrupt)[0] == 130
     assert "interrupted; nothing is written, run the same command again" in capsys.readouterr().err
-    assert not any((root / "out").iterdir())
+    assert not (root / "out").exists()
     run()
     before = contents(root)
     assert run(stop=interrupt)[0] == 130
