@@ -19,7 +19,7 @@ HEADS, WIDTH = 8, 64
 
 
 def attention_case(streams: int, queries: int, keys: int) -> Case:
-    """Return a case of relative attention, forward and backward, of B streams, T queries, S keys."""
+    """Return a case of relative attention, forward and backward: B streams, T queries, S keys."""
 
     def build(attention: Callable[..., tuple[Tensor, Any]], setting: Setting) -> Work:
         sizes = [(streams, queries), (streams, keys), (streams, keys), (keys + 1,)]
