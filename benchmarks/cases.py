@@ -62,7 +62,7 @@ def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Ca
             # beam search takes as long for a quarter of the sentences
             for mode, sentences in zip(MODES, (128, 32), strict=True)
         ),
-        attention_case(streams, 512, 1024, compiled=on_gpu),
+        attention_case(streams, 512, 1024),
         search_case(512**2, 2048),
         *(keys_case(slots, 512) for slots in (128**2, 384**2)),
     ]

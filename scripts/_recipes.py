@@ -15,7 +15,7 @@ ACTIONS = ("prepare", "train", "finish", "evaluate")
 YES, NO = "yes", "no"
 # Options of the download, the first command of a preparation.
 DOWNLOAD_OPTIONS = ("from", "mirror")
-# Under --fp16, fairseq would flatten their gradients, which are sparse or of one parameter.
+# With --fp16, fairseq flattens all gradients into one tensor, which these optimizers cannot use.
 UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
 
 

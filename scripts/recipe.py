@@ -121,6 +121,8 @@ def work(words: list[str]) -> None:
     if not plain or "help" in more:
         return print_list()
     if plain[0] == "results":
+        if len(plain) != 2:
+            raise ValueError("results takes one folder after it: the OUT of trainings")
         return print(results_table(Path(plain[1]), *map(float, more.get("to-reach", []))))
     verbs = [index for index, word in enumerate(plain) if word in ("show", *ACTIONS)]
     if not verbs:
@@ -132,12 +134,14 @@ def work(words: list[str]) -> None:
         raise ValueError(f"{action} takes DATA{' CHECKPOINTS' * (action != 'prepare')} after it")
     seeds, hydra = more.pop("seeds", None), more.pop("hydra", NO)
     if action == "show":
-        for paper, name in recipes:
+        for number, (paper, name) in enumerate(recipes):
             if hydra == YES:
                 words = commands(paper, name, "train", *folders, more=more)[0]
                 print(hydra_configuration(words[1:]))
-            else:
-                show(paper, name, folders, more)
+                continue
+            if number:
+                print()
+            show(paper, name, folders, more)
     elif action == "prepare":
         # most tables have the same data for all recipes
         for paper, name in {str(load(*recipe)["prepare"]): recipe for recipe in recipes}.values():

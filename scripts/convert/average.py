@@ -92,30 +92,29 @@ def _signature(state: dict[str, Any]) -> dict[str, Any]:
 
 def check(checkpoints: list[Checkpoint]) -> None:
     """Raise ValueError for checkpoints of different trainings, copies, and non-finite weights."""
-    first, previous = checkpoints[0].path, None
-    expected = _signature(checkpoints[0].state)
-    for checkpoint in checkpoints:
-        path, state, updates = checkpoint
-        actual = _signature(state)
+    first, *others = checkpoints
+    expected = _signature(first.state)
+    for checkpoint in others:
+        both = f"{short(first.path)} and {short(checkpoint.path)}"
+        actual = _signature(checkpoint.state)
         for name in {**expected, **actual}:
-            one, two = expected.get(name), actual.get(name)
-            if one != two:
+            if expected.get(name) != actual.get(name):
                 raise ValueError(
-                    f"{short(first)} and {short(path)} differ in {name}: {one} and "
-                    f"{two}: give checkpoints of one training"
+                    f"{both} differ in {name}: {expected.get(name)} and {actual.get(name)}: give "
+                    "checkpoints of one training"
                 )
-        for name, weight in state["model"].items():
+    for checkpoint in checkpoints:
+        for name, weight in checkpoint.state["model"].items():
             if not weight.isfinite().all():
                 raise ValueError(
-                    f"{name} in {short(path)} has a number that is not finite: leave that "
-                    "checkpoint out"
+                    f"{name} in {short(checkpoint.path)} has a number that is not finite: leave "
+                    "that checkpoint out"
                 )
-        if previous and previous.updates == updates:
-            raise ValueError(
-                f"{short(previous.path)} and {short(path)} both have {updates} updates, as a "
-                "checkpoint and its copy do: leave one out"
-            )
-        previous = checkpoint
+    if len({checkpoint.updates for checkpoint in checkpoints}) < len(checkpoints):
+        raise ValueError(
+            "CHECKPOINT: two of them have as many updates, as a checkpoint and its copy do: leave "
+            "one out"
+        )
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,31 +1,27 @@
-"""Compute losses for each context, kept in a folder, and the effective context of recl.py.
+"""Compute losses for each context, and the effective context of recl.py.
 
 ``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Shapes: N
 positions.
 """
 
 import argparse
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
 from scripts._shared.command_line import NamedFile
-from scripts._shared.files import atomic_write
 from scripts.evaluate._scoring import load_model
 
 
 class ContextLosses:
     """Losses of models that read the first ``positions`` tokens of a split in windows.
 
-    ``options`` are the command's: data, split, stride, batch_size, cpu and output. With a stride
-    above 1 the batch size decides where windows begin. ``limits`` are the models' longest contexts
-    in tokens, or None if any length works.
+    ``options`` are the command's: data, split, stride, batch_size and cpu. With a stride above 1
+    the batch size decides where windows begin. ``limits`` are the models' longest contexts in
+    tokens, or None if any length works.
     """
 
     def __init__(
@@ -35,43 +31,26 @@ class ContextLosses:
         self.positions = positions
         self.options = options
         self.limits = [context_limit(model, options.stride) for model in checkpoints]
-        self.folder = options.output / "losses"
-        self._models: dict[int, LanguageModel] = {}
+        self._models = [load_model(checkpoint, options) for checkpoint in checkpoints]
+        self._losses: dict[tuple[int, int], np.ndarray] = {}
 
     def __call__(self, number: int, context: int) -> np.ndarray:
-        """Return the losses of a model in nats, float32 (positions,).
+        """Return the losses of a model in nats, float32 (positions,), measured once.
 
         The context is cut to what the model can read.
         """
         context = min(context, self.limits[number] or context)
-        path = self.folder / f"{self._key(number, context)}.npy"
-        if not path.exists():
-            losses = self._measure(number, context)
-            with atomic_write(path) as partial, partial.open("wb") as stream:
-                np.save(stream, losses)
-        return np.load(path, allow_pickle=False)
-
-    def _key(self, number: int, context: int) -> str:
-        """Return a name that changes with the checkpoint, the text, the context and the windows."""
-        options = self.options
-        files = self.checkpoints[number].path, options.data.resolve() / f"{options.split}.bin"
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        key = [stats, context, options.stride, options.batch_size, self.positions]
-        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-
-    def _measure(self, number: int, context: int) -> np.ndarray:
-        checkpoint, options = self.checkpoints[number], self.options
-        if number not in self._models:
-            self._models[number] = load_model(checkpoint, options)
-        return self._models[number].score_split(
-            options.split,
-            batch_size=options.batch_size,
-            tokens_per_sample=options.stride,
-            # a segment's first token has one token before it even without an extended context
-            extended_context=context - 1,
-            max_tokens=self.positions,
-            description=f"{checkpoint.label}, context {context}",
-        )
+        if (number, context) not in self._losses:
+            self._losses[number, context] = self._models[number].score_split(
+                self.options.split,
+                batch_size=self.options.batch_size,
+                tokens_per_sample=self.options.stride,
+                # a segment's first token has one token before it even without extended context
+                extended_context=context - 1,
+                max_tokens=self.positions,
+                description=f"{self.checkpoints[number].label}, context {context}",
+            )
+        return self._losses[number, context]
 
 
 def context_limit(checkpoint: NamedFile, stride: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Count what the memories of a model read over a split, and compute statistics of it."""
+"""Count what the memories of a model read over a split."""
 
 import math
 import re
@@ -19,64 +19,34 @@ from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
-# Most slots that a curve, from the most read slot to the least read, keeps.
-_POINTS = 200
 _LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.")
 
 
 class MemoryReads(MemoryUsage):
-    """The weights with which the slots of one memory were read, and the slots that heads share.
+    """The weights with which the slots of one memory were read.
 
     ``counted`` (N,) is a mask of the tokens of the next batch that count; None for all.
     """
 
-    def __init__(self, slots: int, heads: int) -> None:
-        super().__init__(slots, heads)
-        self.counted: Tensor | None = None
-        self.knn = 0
-        # number of slots that heads i and j both read for the same token, over all tokens: (H, H)
-        self._shared = torch.zeros(heads, heads, dtype=torch.float64)
+    counted: Tensor | None = None
 
     def record(self, slots: Tensor, weights: Tensor) -> None:
         """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
         if self.counted is not None:
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
-        self.knn = slots.size(-1)
-        for head, shared in enumerate(self._shared):
-            for other in range(len(shared)):
-                same = slots[:, head, :, None] == slots[:, other, None]
-                shared[other] += same.sum().item()
 
     def describe(self) -> dict[str, Any]:
-        """Return all statistics of the memory: shares as fractions of 1, the divergence in nats.
-
-        The overlap of heads i and j is the share of head i's slots that head j reads for the same
-        token, averaged over the tokens.
-        """
+        """Return all statistics of the memory: shares as fractions of 1, the divergence in nats."""
         reads = self.total()
         return {
             "slots": len(reads),
             "heads": len(self.reads),
-            "knn": self.knn,
             "tokens": self.tokens,
             "usage": usage(reads),
             "kl": kl_from_uniform(reads),
-            "usage_of_heads": [usage(reads) for reads in self.reads],
-            "overlap_of_tokens": (self._shared / (self.tokens * self.knn)).tolist(),
-            "curve": curve(reads),
+            "usage_of_heads": [usage(head) for head in self.reads],
         }
-
-
-def curve(reads: Tensor) -> dict[str, list]:
-    """Return ranks, from 1, and weights of some of the slots read in z' (K,), most read first.
-
-    A weight is z_i · K: 1 for every slot if all are read equally.
-    """
-    largest = reads[reads > 0].sort(descending=True).values
-    ranks = np.unique(np.geomspace(1, len(largest), _POINTS).round().astype(int))
-    weights = largest[torch.from_numpy(ranks - 1).to(reads.device)] * len(reads) / reads.sum()
-    return {"rank": ranks.tolist(), "weight": weights.tolist()}
 
 
 @contextmanager

@@ -28,9 +28,7 @@ predict their last S tokens, where S is --stride. So a context of c tokens is c 
 --max-context tokens before them are scored but not counted: all contexts are compared on the same
 positions.
 
-Losses for each model and context are kept in OUTPUT/losses: an interrupted measurement continues
-where it stopped, and one with another threshold or step reuses them. Writes recl.json and recl.png,
-and prints a table.
+Writes recl.json and recl.png, and prints a table.
 """
 
 import argparse
@@ -92,7 +90,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
             "that many before it: score more tokens, or give a smaller one"
         )
     all_losses = ContextLosses(checkpoints, positions, arguments)
-    prepare_results(all_losses.folder)
+    prepare_results(arguments.output)
     counted = positions - longest
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
     print(
@@ -146,9 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--stride", type=int, default=10, help="tokens predicted in each window (10); 1 is exact")
     add("--batch-size", type=int, default=8, help="windows at once (8)")
     parsed = parser.parse_args(arguments)
-    folder = f"{short(parsed.output.resolve())}/losses"
-    interrupted = f"{folder} keeps what was measured; the same command goes on from there"
-    return exit_status(lambda: measure_recl(parsed), interrupted, parsed.output)
+    return exit_status(lambda: measure_recl(parsed), output=parsed.output)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,13 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
     return len(text)
 
 
+def prepare(data_set: Characters, name: str, options: argparse.Namespace) -> None:
+    """Make the --output folder, unless it is complete already."""
+    settings = {"data_set": name, "newlines": options.newlines}
+    stages = Stages(options.output, {**settings, "srcdict": file_digest(options.srcdict)})
+    stages.finish(stages.run("bin", binarize, data_set, options))
+
+
 def run(data_set: Characters, description: str, arguments: list[str] | None = None) -> int:
     """Run the command of a data set, given its module's docstring; return the exit status."""
     parser = preparation_parser(description)
@@ -146,10 +153,4 @@ def run(data_set: Characters, description: str, arguments: list[str] | None = No
         text = "drop newlines, as the Transformer-XL code does, or make each one </s>"
         parser.add_argument("--newlines", choices=("drop", "eos"), required=True, help=text)
     options, name = parser.parse_args(arguments), description.partition(",")[0]
-
-    def prepare() -> None:
-        settings = {"data_set": name, "newlines": options.newlines}
-        stages = Stages(options.output, {**settings, "srcdict": file_digest(options.srcdict)})
-        stages.finish(stages.run("bin", binarize, data_set, options))
-
-    return exit_status(prepare, output=options.output)
+    return exit_status(lambda: prepare(data_set, name, options), output=options.output)

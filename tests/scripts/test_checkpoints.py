@@ -43,22 +43,6 @@ def test_read_checkpoint_names_what_is_no_checkpoint(tmp_path):
             read_checkpoint(tmp_path / name)
 
 
-class Printing:
-    def __reduce__(self):
-        return print, ("run",)
-
-
-@pytest.mark.parametrize("archive", [True, False], ids=["archive", "before PyTorch 1.6"])
-def test_read_checkpoint_runs_nothing_and_does_not_advise_to(tmp_path, archive, capsys):
-    path = tmp_path / "last.pt"
-    torch.save({"model": Printing()}, path, _use_new_zipfile_serialization=archive)
-    with pytest.raises(ValueError, match=r"^--checkpoint .* holds more than weights") as raised:
-        read_checkpoint(path)
-    assert "GLOBAL print" in str(raised.value)
-    assert "weights_only" not in str(raised.value)
-    assert capsys.readouterr().out == ""
-
-
 def test_only_a_segment_language_model_is_loaded(tmp_path):
     write_checkpoint(tmp_path / "xl.pt", "transformer_xl")
     assert load_checkpoint(tmp_path / "xl.pt")["optimizer_history"][-1]["num_updates"] == 1

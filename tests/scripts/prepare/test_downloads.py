@@ -24,6 +24,20 @@ def test_a_mirror_is_used_after_others_that_broke_or_sent_something_else(
     assert not (out / "download").exists()
 
 
+def test_archives_that_arrived_before_a_failure_are_not_downloaded_again(
+    call, monkeypatch, tmp_path
+):
+    main, out, files = expect_small(monkeypatch, "ptb"), tmp_path / "out", FILES["ptb"]
+    words, (first, *others) = ("--output", out, "--workers", 1, "--mirror"), files
+    with serve({first: files[first]}) as (url, _):
+        assert refused(call(main, *words, url), f"{others[0]} cannot be downloaded")
+    assert [path.name for path in out.rglob("*") if path.is_file()] == [first]
+    with serve(files) as (url, asked):
+        assert call(main, *words, url)[0] == 0
+    assert asked == others
+    assert not (out / "download").exists()
+
+
 @pytest.mark.parametrize("path", ["x.zip", ""])
 def test_another_archive_than_the_published_one_is_refused(call, monkeypatch, tmp_path, path):
     write_files(tmp_path / "archives", {"x.zip": zipped({"text": b""})})

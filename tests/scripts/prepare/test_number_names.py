@@ -61,17 +61,6 @@ def test_sides_name_the_same_numbers_and_no_part_those_of_another(made):
     assert {len(str(number)) for number in seen["train"]} == set(range(1, 7))
 
 
-def test_numbers_belong_to_one_part_and_have_all_lengths():
-    parts = [number_names.draw_part(number, 1) for number in range(4000)]
-    assert {part: parts.count(part) // 100 for part in SPLITS} == pytest.approx(
-        {"train": 36, "valid": 2, "test": 2}, abs=1
-    )
-    drawn = list(islice(number_names.numbers("train", 1), 6000))
-    for digits in range(1, 7):
-        count = sum(10 ** (digits - 1) <= number < 10**digits for number in drawn)
-        assert 850 < count < 1150
-
-
 def test_the_same_seed_makes_the_same_bytes(made, tmp_path):
     assert run(tmp_path / "same") == 0
     assert contents(tmp_path / "same") == contents(made)
