@@ -49,7 +49,7 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
     # only fairseq's language_modeling has these options
     add_bos_token: bool = II("oc.select:task.add_bos_token,false")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions,null")
-    amp: bool = II("common.amp")
+    amp: bool = II("oc.select:common.amp,false")
 
 
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
@@ -134,7 +134,7 @@ class MemoryTransformerOptions(MemoryOptions):
 class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
     """Options of ``pkm_transformer``: those of fairseq's ``transformer``, and the memories'."""
 
-    amp: bool = II("common.amp")
+    amp: bool = II("oc.select:common.amp,false")
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)

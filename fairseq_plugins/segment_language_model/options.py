@@ -166,7 +166,7 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         II("oc.select:task.tokens_per_sample,0"), "segment length, as the task has it"
     )
     extended_context: int = II("oc.select:task.extended_context,0")
-    amp: bool = II("common.amp")
+    amp: bool = II("oc.select:common.amp,false")
 
 
 def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_len: int) -> None:

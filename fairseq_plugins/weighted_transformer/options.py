@@ -87,7 +87,7 @@ class BranchOptions(FairseqDataclass):
 class WeightedTransformerConfig(BranchOptions, TransformerOptions):
     """Options of ``weighted_transformer``: those of fairseq's ``transformer``, and of branches."""
 
-    amp: bool = II("common.amp")
+    amp: bool = II("oc.select:common.amp,false")
 
 
 # these options change what the same weights compute

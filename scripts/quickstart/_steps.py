@@ -37,7 +37,10 @@ def train(words: list[str], checkpoints: Path, duration: str) -> tuple[int, floa
     if last.exists() and progress(last)[0] >= goal:
         print(f"\ntraining: {goal} of {goal} updates done, nothing left to do")
     else:
-        run(f"training: {duration}", [program("fairseq-train"), *words, "--save-dir", short(checkpoints)])
+        run(
+            f"training: {duration}",
+            [program("fairseq-train"), *words, "--save-dir", short(checkpoints)],
+        )
     return progress(last)
 
 
