@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def order(given):
-    return given if given in ("file", "reversed") else int(given)
+def order(word):
+    return word if word in ("file", "reversed") else int(word)
 
 
 def pytest_addoption(parser):
@@ -60,9 +60,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Speed up Hydra, and exclude imported objects from garbage collection."""
-    if "fairseq" in sys.modules:
-        import tests.quick_hydra  # noqa: F401 (changes Hydra)
+    """Exclude imported objects from garbage collection, which would scan them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

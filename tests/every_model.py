@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-def criterion_of(name):
+def build_criterion(name):
     """Build a fairseq criterion by its name, or segment_loss with one of its options."""
     if name in SEGMENT_LOSSES:
         return tiny.segment_loss(**SEGMENT_LOSSES[name])
@@ -74,7 +74,7 @@ def criterion_of(name):
     return kind(task, sentence_avg=False)
 
 
-def sample_of(model, device):
+def make_batch(model, device):
     """Build a fairseq batch on a device: text, or sentence pairs for models with an encoder."""
     if hasattr(model, "encoder"):
         net_input, target = sentences(), tiny.tokens(2, 5)

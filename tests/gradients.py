@@ -15,5 +15,5 @@ def assert_same(one: Tensor, other: Tensor, inputs: list[Tensor]) -> None:
         torch.autograd.grad((out * weight).sum(), inputs, retain_graph=True, materialize_grads=True)
         for out in (one, other)
     ]
-    for of_one, of_other in zip(*gradients, strict=True):
-        torch.testing.assert_close(of_one, of_other)
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)

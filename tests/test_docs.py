@@ -13,7 +13,7 @@ import pytest
 from benchmarks import plot
 from scripts.docs import tables
 from scripts.prepare import _binarize, python_source
-from tests.end_to_end.commands import PLUGIN, ROOT, run, run_forked
+from tests.end_to_end.commands import PLUGIN, ROOT, run, run_here
 from tests.scripts.evaluate.saved_memory_models import write_all
 
 # the packages of the papers, and those that two or all of them share
@@ -112,7 +112,7 @@ def folder(tmp_path):
         source = f"def f{number}(x):\n    x += {number}\n    return x\n"
         (library / f"m{number:03}.py").write_text(source * 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "child_process", run_forked)
+        patch.setattr(_binarize, "child_process", run_here)
         patch.setattr(python_source, "WORKERS", 1)
         python_source.prepare(tmp_path / "quickstart" / "data", library, subwords=60)
     return tmp_path
@@ -124,17 +124,18 @@ def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
 ):
     pages = [PAGES[page] for page in ("README.md", "docs/evaluation.md", "docs/training.md")]
     names, logs = [], []
+    monkeypatch.chdir(folder)
     for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
         command = re.sub(r"--max-update \d+", "--max-update 3", command)
         pipe, _, words = command.rpartition(" | ")
         # shlex would return an escaped line end as a word
         name, *words = shlex.split(words.replace("\\\n", " "))
         text = subprocess.check_output(["bash", "-c", pipe], text=True, encoding="utf-8")
-        # the commands are forked from a process that has loaded the plugin from PLUGIN
+        # this process has loaded the plugin from PLUGIN
         assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
         words[words.index("--user-dir") + 1] = PLUGIN
         names.append(name.removeprefix("fairseq-"))
-        logs.append(run(name, *words, text=text, folder=folder))
+        logs.append(run(name, *words, text=text))
     assert names == "train eval-lm interactive interactive generate train".split()
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "recurrence 512 tokens" in logs[1]
@@ -149,7 +150,6 @@ def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
     shutil.copy(made / "pairs.pt", made / "checkpoints" / "checkpoint_best.pt")
     (made / "data" / "bpe").mkdir(parents=True)
     (made / "data" / "bpe" / "codes").write_text("#version: 0.2\nt o</w>\n", encoding="utf-8")
-    monkeypatch.chdir(folder)
     capsys.readouterr()
     names = {}
     for code in re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL):

@@ -2,13 +2,13 @@
 
 import io
 import json
+import multiprocessing
 import os
 import re
 from contextlib import redirect_stdout
 
 import pytest
 
-from tests.fork_server import FORK_SERVER
 from tests.recipes import EXAMPLES
 
 TOUR = EXAMPLES / "tour.ipynb"
@@ -47,8 +47,8 @@ def saved(cell):
 
 
 @pytest.mark.slow
-def test_every_cell_prints_and_draws_what_is_saved_of_it(tmp_path):
-    process = FORK_SERVER.Process(target=run_notebook, args=(tmp_path,))
+def test_every_cell_prints_and_draws_what_is_saved(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=run_notebook, args=(tmp_path,))
     process.start()
     try:
         process.join(LIMIT)
@@ -66,7 +66,7 @@ def test_every_cell_prints_and_draws_what_is_saved_of_it(tmp_path):
     assert pieces == whole
 
 
-def test_it_is_small_and_names_no_place_of_a_machine():
+def test_the_tour_is_small_and_names_no_folder_of_a_machine():
     assert len(TEXT) < 300_000
     assert [cell["execution_count"] for cell in CELLS] == list(range(1, len(CELLS) + 1))
     shown = "".join(json.dumps(cell["outputs"]) for cell in CELLS)

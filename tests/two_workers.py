@@ -7,18 +7,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.fork_server import FORK_SERVER
-
 
 def on_two_workers(work, folder):
     """Return the results of ``work(0)`` in this process and ``work(1)`` in another one.
 
-    They form a gloo process group, which needs an empty folder for files. ``work`` has to be
-    importable from a module.
+    They form a gloo process group, which needs an empty folder for files.
     """
-    method = FORK_SERVER.get_start_method()
+    arguments = (work, str(folder))
     other = torch.multiprocessing.start_processes(
-        _other_worker, args=(work, str(folder)), nprocs=1, join=False, start_method=method
+        _other_worker, args=arguments, nprocs=1, join=False, start_method="fork"
     )
     try:
         mine = _in_group(work, 0, folder)
@@ -35,8 +32,8 @@ def _other_worker(_, work, folder):
 def _in_group(work, rank, folder):
     # torch sets a hook that names the rank, and does not remove it
     hook = sys.excepthook
-    place = {"init_method": f"file://{folder}/group", "rank": rank, "world_size": 2}
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300), **place)
+    group = {"init_method": f"file://{folder}/group", "rank": rank, "world_size": 2}
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300), **group)
     try:
         return work(rank)
     finally:

@@ -29,8 +29,8 @@ from fairseq_plugins.segment_language_model.attention import (
     check_heads,
     check_past,
     choose_kernel,
+    extend_keys_and_values,
     is_inference,
-    keys_and_values_of,
     merge_heads,
     scaled_heads,
     split_heads,
@@ -260,7 +260,7 @@ class AllAttention(nn.Module):
                 return keys, self.v_proj(tokens, group, self.context_heads)
 
             group_past: Any = past.groups[number] if isinstance(past, GroupedKeyValues) else past
-            keys, values, extended = keys_and_values_of(
+            keys, values, extended = extend_keys_and_values(
                 project, x, group_past, is_inference(self), group.width
             )
             farthest = min(group.width, self.window.farthest)
@@ -277,15 +277,15 @@ class AllAttention(nn.Module):
                 Window(self.window.nearest, farthest),
             )
             span = self.span if self.span is not None and self.span.epsilon else None
-            values_of_group, lse = attend(
+            group_values, lse = attend(
                 dropout=self._rate(),
                 distance_bias=log_mask,
                 return_lse=return_lse or span is not None,
             )
             if span is not None:
                 _, unmasked_lse = attend(return_lse=True)
-                values_of_group, lse = span.add_epsilon(values_of_group, lse, unmasked_lse)
-            attended.append(values_of_group)
+                group_values, lse = span.add_epsilon(group_values, lse, unmasked_lse)
+            attended.append(group_values)
             lses.append(lse)
             if extended is not None:
                 next_past.append(extended.last(group.width))

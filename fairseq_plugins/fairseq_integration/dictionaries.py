@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # Figures of a text with more <unk> than this share say little: <unk> is easy to predict.
 _MOST_UNKNOWN = 0.01
 # tokens that are compared at once
-_COUNTED = 2**24
+_TOKENS_AT_ONCE = 2**24
 
 
 class DictionaryDigest(nn.Module):
@@ -98,5 +98,5 @@ def log_unknown(unknown: int, tokens: int, text: str) -> None:
 
 def count_symbol(tokens: np.ndarray, symbol: int) -> int:
     """Return how often a symbol occurs in tokens (N,), which may be more than memory holds."""
-    pieces = (tokens[i : i + _COUNTED] for i in range(0, len(tokens), _COUNTED))
+    pieces = (tokens[i : i + _TOKENS_AT_ONCE] for i in range(0, len(tokens), _TOKENS_AT_ONCE))
     return sum(int(np.count_nonzero(piece == symbol)) for piece in pieces)

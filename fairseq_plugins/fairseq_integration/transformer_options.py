@@ -59,9 +59,9 @@ def parsed(cfg: Any) -> Namespace:
 
 
 class BuiltOnTransformer:
-    """Base class of models that add ``own_options`` to fairseq's; list it before fairseq's."""
+    """Base class of models that add ``added_options`` to fairseq's; list it before fairseq's."""
 
-    own_options: type[FairseqDataclass]
+    added_options: type[FairseqDataclass]
 
     @classmethod
     def hub_models(cls) -> dict[str, str]:
@@ -72,7 +72,7 @@ class BuiltOnTransformer:
     def add_args(cls, parser: ArgumentParser) -> None:
         """Add fairseq's options and this model's to ``parser``, without defaults."""
         super().add_args(parser)
-        gen_parser_from_dataclass(parser, cls.own_options(), delete_default=True)
+        gen_parser_from_dataclass(parser, cls.added_options(), delete_default=True)
 
 
 def options_from(kind: type, args: Namespace) -> Any:

@@ -157,7 +157,7 @@ def _parse_integers(text: str | int | None, option: str, remedy: str) -> list[in
 class _MemorySublayer(nn.Module):
     """Base class of both kinds of layers: the sublayer of the memory."""
 
-    def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
+    def _put(self, memory: ProductKeyMemory, interleave: bool) -> None:
         self.interleave = interleave
         final_layer_norm = self.final_layer_norm
         if not interleave:
@@ -190,7 +190,7 @@ class MemoryEncoderLayer(_MemorySublayer, TransformerEncoderLayerBase):
 
     def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
         super().__init__(cfg)
-        self._place(memory, interleave)
+        self._put(memory, interleave)
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Map ``x`` (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
@@ -222,7 +222,7 @@ class MemoryDecoderLayer(_MemorySublayer, TransformerDecoderLayerBase):
         no_encoder_attn: bool = False,
     ) -> None:
         super().__init__(cfg, no_encoder_attn)
-        self._place(memory, interleave)
+        self._put(memory, interleave)
 
     def forward(
         self,

@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.memory_options import (
     MemoryOptions,
     warn_without_memories,
 )
-from fairseq_plugins.fairseq_integration.options import flag, option, warn_of_amp
+from fairseq_plugins.fairseq_integration.options import flag, option, warn_amp_without_gpu
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -77,7 +77,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 "segment_language_modeling streams: give --task language_modeling, or --arch "
                 "transformer_xl, which takes --memory-layers too"
             )
-        warn_of_amp(cfg)
+        warn_amp_without_gpu(cfg)
         _check_layers(cfg, "decoder", "memory_layers", cfg.memory_layers)
         for width in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(cfg, width) is None:
@@ -141,7 +141,7 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 class MemoryTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
 
-    own_options = MemoryTransformerOptions
+    added_options = MemoryTransformerOptions
 
     @classmethod
     def build_model(
@@ -149,7 +149,7 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
     ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        warn_of_amp(args)
+        warn_amp_without_gpu(args)
         options = options_from(MemoryTransformerOptions, args)
         if not hasattr(args, "memory_optimizer"):
             options.memory_optimizer = getattr(args, "optimizer", None)

@@ -328,8 +328,8 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         for table in self.tables:
             if table.weight.grad is not None:
                 grads = table.weight.grad._values()
-                norm_of_rows = torch.linalg.vector_norm(grads, dtype=torch.float32)
-                norm = torch.hypot(norm, norm_of_rows.to(norm.device) * scale)
+                row_norm = torch.linalg.vector_norm(grads, dtype=torch.float32)
+                norm = torch.hypot(norm, row_norm.to(norm.device) * scale)
         if not norm.isfinite():
             self._optimizer.clear_tables()
         self._optimizer.scale.grad = torch.where(norm.isfinite(), scale, math.nan)

@@ -108,14 +108,14 @@ class LanguageModel(LoadedModel):
             batch = order[first : first + batch_size]
             read = TextStream(self, len(batch)).read([tokens[number] for number in batch])
             for number, losses in zip(batch, read, strict=True):
-                scores[number] = self.score_of(tokens[number], losses)
+                scores[number] = self.as_score(tokens[number], losses)
         return [scores[number] for number in range(len(tokens))]
 
     def stream(self) -> TextStream:
         """Return a text to score piece by piece; each piece continues the pieces before it."""
         return TextStream(self)
 
-    def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
+    def as_score(self, tokens: Tensor, losses: Tensor) -> Score:
         """Return the score of tokens (N,) with losses (N,) in nats."""
         if unknown := int(tokens.eq(self.text.dictionary.unk()).sum()):
             log_unknown(unknown, len(tokens), "the text")
@@ -265,7 +265,7 @@ class TextStream:
     def score(self, text: str) -> Score:
         """Score the next piece of a single text."""
         tokens = self._model.text.encode(text)
-        return self._model.score_of(tokens, self.read([tokens])[0])
+        return self._model.as_score(tokens, self.read([tokens])[0])
 
     @torch.no_grad()
     def read(self, texts: list[Tensor]) -> list[Tensor]:

@@ -71,7 +71,7 @@ def load(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{file} is not a checkpoint that can be read ({reason})") from error
-    task_options, kind = options_of(state, "task"), task_of(state, file)
+    task_options, kind = saved_options(state, "task"), task_class(state, file)
     translates = issubclass(kind, TranslationTask)
     for name, value in {
         "tokens_per_sample": tokens_per_sample,
@@ -115,9 +115,9 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
+def task_class(state: dict[str, Any], file: Path) -> type[FairseqTask]:
     """Return the class of a checkpoint's task, one of :data:`TASKS`."""
-    name = options_of(state, "task").get("_name")
+    name = saved_options(state, "task").get("_name")
     kind = TASK_REGISTRY.get(name, object)
     if not issubclass(kind, TASKS):
         raise ValueError(
@@ -127,7 +127,7 @@ def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
     return kind
 
 
-def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
+def saved_options(state: dict[str, Any], part: str) -> dict[str, Any]:
     """Return a checkpoint's options of a ``part``, such as "model", by their names."""
     options = state["cfg"].get(part) or {}
     # parsed arguments, or a configuration
@@ -168,7 +168,7 @@ def _split_options(
     units: Units,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of :func:`build_lines`, and the changed options of the model."""
-    task_options, model_options = options_of(state, "task"), options_of(state, "model")
+    task_options, model_options = saved_options(state, "task"), saved_options(state, "model")
     unit_options: dict[str, Any] = {"source_lang": units.language, "target_lang": units.language}
     # subword_nmt and fastbpe, and sentencepiece
     unit_options |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
@@ -178,7 +178,7 @@ def _split_options(
     known: set[str] = set()
     options: dict[str, Any] = {}
     for kind, name in steps.items():
-        saved = options_of(state, kind)
+        saved = saved_options(state, kind)
         names[kind] = name or saved.get("_name") or getattr(units, kind)
         step_names = step_options(kind, names[kind]).keys()
         known |= step_names

@@ -67,7 +67,7 @@ def adaptive_cross_entropy(
     scores, targets = softmax(features, target.flatten())
     # padding belongs to the first cluster, so no other cluster has it as a target
     loss = F.cross_entropy(scores[0].float(), targets[0], ignore_index=pad, reduction="sum")
-    for of_cluster, own_target in zip(scores[1:], targets[1:], strict=True):
-        if own_target is not None:
-            loss = loss + F.cross_entropy(of_cluster.float(), own_target, reduction="sum")
+    for cluster_scores, cluster_target in zip(scores[1:], targets[1:], strict=True):
+        if cluster_target is not None:
+            loss = loss + F.cross_entropy(cluster_scores.float(), cluster_target, reduction="sum")
     return loss

@@ -194,7 +194,7 @@ class RelativeAttention(nn.Module):
             keys, values = self.k_proj(tokens), self.v_proj(tokens)
             return split_heads(keys, self.head_dim), split_heads(values, self.head_dim)
 
-        keys, values, keys_and_values = keys_and_values_of(project, x, past, is_inference(self))
+        keys, values, keys_and_values = extend_keys_and_values(project, x, past, is_inference(self))
         attended, _ = choose_kernel(self.kernel)(
             content_query,
             keys,
@@ -213,7 +213,7 @@ def is_inference(module: nn.Module) -> bool:
     return not (module.training or torch.is_grad_enabled())
 
 
-def keys_and_values_of(
+def extend_keys_and_values(
     project: Callable[[Tensor], tuple[Tensor, Tensor]],
     x: Tensor,
     past: HiddenStates | KeyValues | None,
@@ -240,7 +240,7 @@ def keys_and_values_of(
         keys = torch.cat([earlier_keys, keys], dim=2)
         values = torch.cat([earlier_values, values], dim=2)
     keys, values = keys.contiguous(), values.contiguous()
-    return keys, values, KeyValues.of(keys, values) if inference else None
+    return keys, values, KeyValues.wrap(keys, values) if inference else None
 
 
 def check_sizes(least: int, **sizes: int) -> None:

@@ -77,15 +77,15 @@ class Block(NamedTuple):
     keys: int
     offset: int  # the distance between the first query and the first key
 
-    def of_queries(self, tensor: Tensor) -> Tensor:
+    def select_queries(self, tensor: Tensor) -> Tensor:
         """Return the block's part (H, B, C, …) of a tensor (H, B, T, …)."""
         return tensor.narrow(2, self.start, self.queries)
 
-    def of_keys(self, tensor: Tensor) -> Tensor:
+    def select_keys(self, tensor: Tensor) -> Tensor:
         """Return the block's part (H, B, K, d_h) of a tensor (H, B, S, d_h)."""
         return tensor.narrow(2, self.first, self.keys)
 
-    def of_distances(self, rel_keys: Tensor) -> Tensor:
+    def select_distances(self, rel_keys: Tensor) -> Tensor:
         """Return the rows (G, K + 1 - F, d_h) for the block's distances, which fall to -1."""
         start = rel_keys.size(1) - 1 - self.offset - self.queries
         far = min(max(0, -start), self.keys)
@@ -118,10 +118,10 @@ def split_into_blocks(
     block = max(1, -(-queries // max(1, queries // least)))
     for start in range(0, queries, block):
         size = min(block, queries - start)
-        place = remembered + start
-        first = max(0, place - window.farthest)
-        seen = min(max(0, place + size - window.nearest - first), keys.size(2))
-        yield Block(start, size, first, seen, place - first)
+        position = remembered + start
+        first = max(0, position - window.farthest)
+        seen = min(max(0, position + size - window.nearest - first), keys.size(2))
+        yield Block(start, size, first, seen, position - first)
 
 
 def rel_shift(scores: Tensor, num_keys: int) -> Tensor:

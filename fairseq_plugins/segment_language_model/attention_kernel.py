@@ -76,11 +76,11 @@ class _Workspace:
 
         It sums the score and the bias of each distance, and caps both outside the window.
         """
-        block_query = block.of_queries(query)
+        block_query = block.select_queries(query)
         shape = (*block_query.shape[:3], block.keys + 1)
         by_distance = self.take("by distance", *shape)
         if rel_keys.size(1) > 0:
-            rows = block.of_distances(rel_keys)
+            rows = block.select_distances(rel_keys)
             far = shape[3] - rows.size(1)
             # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1 - F) -> (H, B, C, K + 1 - F)
             grouped = block_query.reshape(rows.size(0), -1, rows.size(2))
@@ -145,9 +145,9 @@ class _WindowAttention(torch.autograd.Function):
             query, key, value = (
                 part.flatten(0, 1)
                 for part in (
-                    block.of_queries(content_query),
-                    block.of_keys(keys),
-                    block.of_keys(values),
+                    block.select_queries(content_query),
+                    block.select_keys(keys),
+                    block.select_keys(values),
                 )
             )
             bias = None
@@ -157,16 +157,16 @@ class _WindowAttention(torch.autograd.Function):
             blind = max(0, window.nearest - block.offset) if block.keys > 0 else block.queries
             if fused and block.keys > 0:
                 # (H·B, C, d_h) -> (1, H·B, C, d_h)
-                values_of_block, lse_of_block = _FUSED(
+                block_values, block_lse = _FUSED(
                     query[None],
                     key[None],
                     value[None],
                     attn_mask=None if bias is None else bias.flatten(0, 1)[None],
                     scale=1.0,
                 )
-                attended = values_of_block[0]
+                attended = block_values[0]
                 if lse is not None:
-                    block.of_queries(lse).flatten(0, 1).copy_(lse_of_block[0])
+                    block.select_queries(lse).flatten(0, 1).copy_(block_lse[0])
             else:
                 scores = work.product("scores", query, key.transpose(1, 2), bias)
                 weights = torch.empty_like(scores)
@@ -174,7 +174,7 @@ class _WindowAttention(torch.autograd.Function):
                     torch.softmax(scores, dim=-1, out=weights)
                     weights[:, :blind] = 0.0
                     if lse is not None:
-                        block.of_queries(lse).flatten(0, 1).copy_(_log_sum_exp(scores, weights))
+                        block.select_queries(lse).flatten(0, 1).copy_(_log_sum_exp(scores, weights))
                 keep = None
                 if dropout > 0:
                     keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
@@ -183,11 +183,11 @@ class _WindowAttention(torch.autograd.Function):
                 if differentiable:
                     stored += [weights, keep]
             # (H·B, C, d_h) -> (H, B, C, d_h)
-            block.of_queries(out).copy_(attended.unflatten(0, (heads, streams)))
+            block.select_queries(out).copy_(attended.unflatten(0, (heads, streams)))
             if blind > 0:
-                block.of_queries(out)[..., :blind, :] = 0.0
+                block.select_queries(out)[..., :blind, :] = 0.0
                 if lse is not None:
-                    block.of_queries(lse)[..., :blind] = -torch.inf
+                    block.select_queries(lse)[..., :blind] = -torch.inf
         if differentiable:
             inputs = (content_query, position_query, keys, values, rel_keys, distance_bias)
             ctx.save_for_backward(*inputs, out, *stored)
@@ -221,23 +221,23 @@ class _WindowAttention(torch.autograd.Function):
             query, grad, common_part, key, value = (
                 part.flatten(0, 1)
                 for part in (
-                    *map(block.of_queries, (content_query, grad_out, common)),
-                    *map(block.of_keys, (keys, values)),
+                    *map(block.select_queries, (content_query, grad_out, common)),
+                    *map(block.select_keys, (keys, values)),
                 )
             )
             dropped = weights if keep is None else weights * keep / (1 - ctx.dropout)
             # (H·B, K, C) x (H·B, C, d_h) -> (H·B, K, d_h)
-            work.add_product(block.of_keys(grad_values), dropped.transpose(1, 2), grad)
+            work.add_product(block.select_keys(grad_values), dropped.transpose(1, 2), grad)
             # (H·B, C, d_h) x (H·B, d_h, K) -> (H·B, C, K)
             grad_weights = work.product("scores", grad, value.transpose(1, 2))
             if keep is not None:
                 grad_weights.mul_(keep).div_(1 - ctx.dropout)
             # hidden keys have weight 0, so their scores' gradient is 0
             grad_scores = grad_weights.sub_(common_part).mul_(weights)
-            work.add_product(block.of_keys(grad_keys), grad_scores.transpose(1, 2), query)
+            work.add_product(block.select_keys(grad_keys), grad_scores.transpose(1, 2), query)
             grad_query = work.product("queries", grad_scores, key)
             if block.keys > 0 and rel_keys.size(1) > 0:
-                shape = block.of_queries(content_query).shape[:3]
+                shape = block.select_queries(content_query).shape[:3]
                 by_distance = work.take("by distance", *shape, block.keys + 1)
                 undo_rel_shift(grad_scores.view(*shape, block.keys), by_distance)
                 if distance_bias is not None:
@@ -245,7 +245,7 @@ class _WindowAttention(torch.autograd.Function):
                         by_distance, grad_distance_bias, ctx.window.farthest
                     )
                     grad_bias_part += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
-                rows = block.of_distances(rel_keys)
+                rows = block.select_distances(rel_keys)
                 far = block.keys + 1 - rows.size(1)
                 if far > 0:
                     # the first row collects the gradients of all distances that use it
@@ -253,14 +253,14 @@ class _WindowAttention(torch.autograd.Function):
                 # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F) x (G, K + 1 - F, d_h)
                 grouped = by_distance.view(rows.size(0), -1, block.keys + 1)[..., far:]
                 queries = content_query if position_query is None else position_query
-                queries = block.of_queries(queries).reshape(rows.size(0), -1, rows.size(2))
-                block.of_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ queries)
+                queries = block.select_queries(queries).reshape(rows.size(0), -1, rows.size(2))
+                block.select_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ queries)
                 if position_query is None:
                     grad_query.view(queries.shape).baddbmm_(grouped, rows)
                 else:
                     by_rows = (grouped @ rows).view(*shape, rows.size(2))
-                    block.of_queries(grad_position_query).copy_(by_rows)
-            block.of_queries(grad_content_query).flatten(0, 1).copy_(grad_query)
+                    block.select_queries(grad_position_query).copy_(by_rows)
+            block.select_queries(grad_content_query).flatten(0, 1).copy_(grad_query)
         return (
             grad_content_query,
             grad_position_query,

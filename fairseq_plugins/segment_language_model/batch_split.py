@@ -21,9 +21,9 @@ def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
     pasts, start = net_input.pop("pasts", None), net_input.pop("start", None)
     size, larger = divmod(len(sample["target"]), parts)
     sizes = [size + (part < larger) for part in range(parts)]
-    pasts_of_parts = [None] * parts if pasts is None else pasts.split(sizes)
+    all_pasts = [None] * parts if pasts is None else pasts.split(sizes)
     batches, end = [], 0
-    for size, part_pasts in zip(sizes, pasts_of_parts, strict=True):
+    for size, part_pasts in zip(sizes, all_pasts, strict=True):
         streams = slice(end, end + size)
         end += size
         counts = sample["stream_tokens"][streams]

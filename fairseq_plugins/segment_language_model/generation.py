@@ -134,8 +134,8 @@ def continue_prompts(
             prefix_tokens=prefixes[rows, :length],
             bos_token=dictionary.eos(),
         )
-        for row, hypotheses_of_row in zip(rows.tolist(), part, strict=True):
-            hypotheses[row] = hypotheses_of_row
+        for row, row_hypotheses in zip(rows.tolist(), part, strict=True):
+            hypotheses[row] = row_hypotheses
     return hypotheses
 
 

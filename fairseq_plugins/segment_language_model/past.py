@@ -133,7 +133,7 @@ class KeyValues:
     end: int
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor) -> KeyValues:
+    def wrap(cls, keys: Tensor, values: Tensor) -> KeyValues:
         """Keep ``keys`` and ``values``, (H, B, S, d_h), without a copy."""
         return cls(_Buffers(keys, values, keys.size(2)), 0, keys.size(2))
 
@@ -160,7 +160,7 @@ class KeyValues:
     def extended(self, keys: Tensor, values: Tensor) -> KeyValues:
         """Return the past with the keys and values of new tokens, (H, B, T, d_h), at the end."""
         if torch.compiler.is_compiling():
-            return KeyValues.of(
+            return KeyValues.wrap(
                 torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
             )
         past = self
@@ -192,18 +192,18 @@ class KeyValues:
 
     def select(self, order: Tensor) -> KeyValues:
         """Return stream ``order[i]`` as stream i."""
-        return KeyValues.of(self.keys.index_select(1, order), self.values.index_select(1, order))
+        return KeyValues.wrap(self.keys.index_select(1, order), self.values.index_select(1, order))
 
     def whole(self) -> KeyValues:
         """Return views of the same tokens, from 0 on; the next tokens go elsewhere."""
-        return KeyValues.of(self.keys, self.values)
+        return KeyValues.wrap(self.keys, self.values)
 
     def to(self, *args: Any, **kwargs: Any) -> KeyValues:
         """Return the past in another dtype or on another device; itself if nothing changes."""
         keys = self.keys.to(*args, **kwargs)
         if keys.dtype == self.keys.dtype and keys.device == self.keys.device:
             return self
-        return KeyValues.of(keys, self.values.to(*args, **kwargs))
+        return KeyValues.wrap(keys, self.values.to(*args, **kwargs))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import warn_of_amp
+from fairseq_plugins.fairseq_integration.options import warn_amp_without_gpu
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -79,7 +79,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
-    own_options = BranchOptions
+    added_options = BranchOptions
     # Whether train() was called, as fairseq does before each update. ``training`` cannot tell: a
     # model that is loaded to translate has it set, too, until eval().
     _is_trained = False
@@ -90,7 +90,7 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     ) -> "WeightedTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        warn_of_amp(args)
+        warn_amp_without_gpu(args)
         options = options_from(BranchOptions, args)
         check_options(options, TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)

@@ -15,7 +15,7 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from fairseq_plugins.python_interface.loading import load
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
@@ -62,7 +62,7 @@ class MemoryReads(MemoryUsage):
             "tokens": self.tokens,
             "usage": usage(reads),
             "kl": kl_from_uniform(reads),
-            "usage_of_heads": [usage(of_head) for of_head in self.reads],
+            "usage_of_heads": [usage(reads) for reads in self.reads],
             "overlap_of_tokens": (self._shared / (self.tokens * self.knn)).tolist(),
             "curve": curve(reads),
         }
@@ -73,9 +73,9 @@ def curve(reads: Tensor) -> dict[str, list]:
 
     A weight is z_i · K: 1 for every slot if all are read equally.
     """
-    read = reads[reads > 0].sort(descending=True).values
-    ranks = np.unique(np.geomspace(1, len(read), _POINTS).round().astype(int))
-    weights = read[torch.from_numpy(ranks - 1).to(read.device)] * len(reads) / reads.sum()
+    largest = reads[reads > 0].sort(descending=True).values
+    ranks = np.unique(np.geomspace(1, len(largest), _POINTS).round().astype(int))
+    weights = largest[torch.from_numpy(ranks - 1).to(reads.device)] * len(reads) / reads.sum()
     return {"rank": ranks.tolist(), "weight": weights.tolist()}
 
 
@@ -108,7 +108,7 @@ def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
             f"{label} holds a model without product-key memories: name one that was trained with "
             "--memory-layers, --encoder-memory-layers or --decoder-memory-layers"
         )
-    if tokens_per_sample and "source_lang" in options_of(state, "task"):
+    if tokens_per_sample and "source_lang" in checkpoint_options(state, "task"):
         raise ValueError(
             f"--tokens-per-sample is {tokens_per_sample} for a translation model, which reads "
             "sentence by sentence: leave it out"
@@ -131,8 +131,8 @@ def measure(
 
         def count_only(batch: dict[str, Any], scored: Tensor) -> None:
             net_input = batch["net_input"]
-            read = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
-            counted = scored[read] if by_row else scored.t()[read.t()]
+            text = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
+            counted = scored[text] if by_row else scored.t()[text.t()]
             for memory in in_decoder:
                 memory.counted = counted
 

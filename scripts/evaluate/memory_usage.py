@@ -48,9 +48,9 @@ def format_tables(models: list[dict[str, Any]]) -> str:
         label, loss = model["model"], f"{model['loss']:.4f}"
         losses.append([label, f"{model['tokens']:,}", loss, f"{model['perplexity']:.2f}"])
         for name, memory in model["memories"].items():
-            read = f"{memory['slots']:,}", _percent(memory["usage"]), f"{memory['kl']:.4f}"
+            totals = f"{memory['slots']:,}", _percent(memory["usage"]), f"{memory['kl']:.4f}"
             heads = " ".join(map(_percent, memory["usage_of_heads"]))
-            figures.append([label, name, *read, heads])
+            figures.append([label, name, *totals, heads])
             if memory["heads"] > 1:
                 for head, shares in enumerate(memory["overlap_of_tokens"], start=1):
                     overlaps.append([label, name, str(head), *map(_percent, shares)])
@@ -105,9 +105,9 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     models: list[dict[str, Any]] = []
     conditions = {"data": short(data), "split": split, **options}
     result = {**conditions, "hardware": hardware, "models": models}
-    given = {name: value for name, value in options.items() if value}
+    sizes = {name: value for name, value in options.items() if value}
     for checkpoint in checkpoints:
-        models.append(measure(checkpoint, data, split, given, device))
+        models.append(measure(checkpoint, data, split, sizes, device))
         write_json(arguments.output / "memory_usage.json", result)
     text = f"{format_tables(models)}\n"
     save_results(arguments.output, "memory_usage", result, text, lambda axes: draw(axes, models))
@@ -125,8 +125,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--batch-size", type=int, help=help_text)
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
     parsed = parser.parse_args(arguments)
-    kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"
-    return exit_status(lambda: measure_memory_usage(parsed), kept, parsed.output)
+    file = f"{short(parsed.output.resolve())}/memory_usage.json"
+    interrupted = f"{file} keeps the models so far"
+    return exit_status(lambda: measure_memory_usage(parsed), interrupted, parsed.output)
 
 
 if __name__ == "__main__":

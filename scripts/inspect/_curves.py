@@ -19,14 +19,8 @@ TRAINING = "training"
 _JSON = re.compile(r'(?:^|\| )(\{".*\})$')
 _VALIDATION = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
 _TRAINING = re.compile(r"\b(\w+)=([\d.]+)")
-_BRANCH = re.compile(r"valid_((?:encoder|decoder)\d+(?:_self)?)_(kappa|alpha)(\d+)")
-# the figures of a validation that are drawn over time, with the title of their plot
-_FIGURES = {
-    "usage of memories, %": re.compile(r"valid_(\w*memory\d+_usage)"),
-    "KL of memories, nats": re.compile(r"valid_(\w*memory\d+_kl)"),
-    "mean span, tokens": re.compile(r"valid_(span_mean(?:_\d+)?)"),
-    "largest span, tokens": re.compile(r"valid_(span_max(?:_\d+)?)"),
-}
+# the mean and the largest learned span, of all layers and of each
+_SPANS = re.compile(r"valid_(span_(mean|max)(?:_\d+)?)")
 
 
 def read_figures(line: str) -> dict[str, str]:
@@ -42,7 +36,7 @@ def read_figures(line: str) -> dict[str, str]:
 
 
 def learning_curves(logs: Sequence[NamedFile], unit: str) -> dict[str, dict[str, Any]]:
-    """Return the charts of trainings by their titles: losses in the data's unit, other figures."""
+    """Return the charts of trainings by their titles: losses in the data's unit, and spans."""
     trainings = [(log.label, *read_log(log)) for log in logs]
     several = len(trainings) > 1
     # wide if it is alone
@@ -53,14 +47,13 @@ def learning_curves(logs: Sequence[NamedFile], unit: str) -> dict[str, dict[str,
         "series": [],
     }
     charts = {"loss": loss}
-    for colour, (label, losses, figures) in enumerate(trainings):
+    for colour, (label, losses, spans) in enumerate(trainings):
         for part, series in losses.items():
             y = [2**bits if unit == PERPLEXITY else bits for bits in series["y"]]
             look = {"name": label if several else part, "colour": colour, "faint": part == TRAINING}
             loss["series"].append({**series, **look, "y": y})
-        for (title, name), series in figures.items():
-            heading, _, y_label = title.partition(", ")
-            chart = {"title": heading, "yLabel": y_label or "weight", "series": []}
+        for (title, name), series in spans.items():
+            chart = {"title": title, "yLabel": "tokens", "series": []}
             lines = charts.setdefault(title, chart)["series"]
             name = f"{label}, {name}" if several else name
             lines.append({**series, "name": name, "colour": len(lines)})
@@ -68,7 +61,7 @@ def learning_curves(logs: Sequence[NamedFile], unit: str) -> dict[str, dict[str,
 
 
 def read_log(log: NamedFile) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
-    """Return the losses of a training in bits a token, and its other figures, by update.
+    """Return the losses of a training in bits a token, and its learned spans, by update.
 
     If a log has an update twice, as after a resumed training, the later line counts. Time is that
     of the updates, without validation and saving.
@@ -100,7 +93,7 @@ def read_log(log: NamedFile) -> tuple[dict[str, Any], dict[tuple[str, str], Any]
 
     return (
         {part: series(points) for part, points in losses.items()},
-        {name: series(points) for name, points in _other_figures(valid).items()},
+        {name: series(points) for name, points in _learned_spans(valid).items()},
     )
 
 
@@ -114,17 +107,12 @@ def _losses(prefix: str, lines: dict[int, dict[str, str]]) -> dict[int, float]:
     return losses
 
 
-def _other_figures(valid: dict[int, dict[str, str]]) -> dict[tuple[str, str], dict[int, float]]:
-    """Return κ, α, spans and usage by title and name, and by update."""
-    figures: dict[tuple[str, str], dict[int, float]] = {}
+def _learned_spans(valid: dict[int, dict[str, str]]) -> dict[tuple[str, str], dict[int, float]]:
+    """Return learned spans in tokens, by title and name, and by update."""
+    spans: dict[tuple[str, str], dict[int, float]] = {}
     for update, values in valid.items():
         for name, value in values.items():
-            if match := _BRANCH.fullmatch(name):
-                layer, kind = match[1].replace("_", " "), {"kappa": "κ", "alpha": "α"}[match[2]]
-                key = f"{kind} of {layer}", f"branch {match[3]}"
-            else:
-                found = ((title, pattern.fullmatch(name)) for title, pattern in _FIGURES.items())
-                key = next(((title, match[1]) for title, match in found if match), None)
-            if key is not None:
-                figures.setdefault(key, {})[update] = float(value)
-    return figures
+            if match := _SPANS.fullmatch(name):
+                title = {"mean": "mean span", "max": "largest span"}[match[2]]
+                spans.setdefault((title, match[1]), {})[update] = float(value)
+    return spans

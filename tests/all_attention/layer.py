@@ -36,13 +36,14 @@ def make(
     nearest=1,
     clamp_len=None,
     kernel="fast",
+    epsilon=0.0,
 ):
     """Return an attention and its positions; ``values`` are spans, relative to the largest."""
     torch.manual_seed(1)
     spans = None
     if values is not None:
         values = values[: HEADS // 2 if variant == "head-split" else HEADS]
-        spans = AdaptiveSpan(len(values), span, RAMP)
+        spans = AdaptiveSpan(len(values), span, RAMP, epsilon)
         spans.value.data = torch.tensor(values)
     options = {"num_persistent": persistent, "variant": variant, "span": spans, "kernel": kernel}
     attention = AllAttention(WIDTH, HEADS, Window(nearest, span), **options)

@@ -52,7 +52,7 @@ GROUPS = [(0.07, 0.03, 0.0), (0.5, 0.0, 0.2), (0.0, 0.03, 0.0), (0.01, 0.001, 0.
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("options", [*ALL, GROUPS])
-def test_the_update_is_that_of_the_formula(dtype, tolerance, options):
+def test_an_update_equals_the_formula(dtype, tolerance, options):
     params, steps = weights(dtype), gradients(dtype)
     expected = [
         reference(p.detach(), grads, *chosen)
@@ -71,11 +71,11 @@ def test_the_update_is_that_of_the_formula(dtype, tolerance, options):
             p.grad = grad.clone()
         optimizer.step()
         for p, after in zip(params, expected, strict=True):
-            found = [p.detach().double(), optimizer.state[p]["sum"].double()]
-            torch.testing.assert_close(found, after[step], rtol=tolerance, atol=tolerance)
+            actual = [p.detach().double(), optimizer.state[p]["sum"].double()]
+            torch.testing.assert_close(actual, after[step], rtol=tolerance, atol=tolerance)
 
 
-def test_fairseq_builds_it_by_name_with_the_published_clip_and_resumes_it():
+def test_fairseq_builds_the_optimizer_and_resumes_it():
     cfg = OmegaConf.create({"_name": "adagrad_with_clip", "lr": [0.07]})
     optimizer = build_optimizer(cfg, weights(torch.float32))
     assert isinstance(optimizer, FairseqAdagradWithClip)

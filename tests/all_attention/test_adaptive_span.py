@@ -18,7 +18,7 @@ PLACES = [*VARIANTS, "ff-attn"]
 
 
 @pytest.mark.parametrize("group_cost", [0, 7, 100])
-def test_parts_are_the_cheapest_of_all(monkeypatch, group_cost):
+def test_heads_are_split_into_the_cheapest_parts(monkeypatch, group_cost):
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     widths = [3, 3, 9, 10, 40, 41, 200]
 
@@ -35,7 +35,7 @@ def test_parts_are_the_cheapest_of_all(monkeypatch, group_cost):
     assert cost(parts) == min(map(cost, every))
 
 
-def test_heads_of_like_spans_are_computed_together_and_others_apart():
+def test_heads_with_similar_spans_are_computed_together():
     span = AdaptiveSpan(4, 8192)
     span.value.data = torch.tensor([200.0, 8192.0, 180.0, 190.0]) / 8192
     (groups,) = read_head_groups([span])
@@ -56,13 +56,13 @@ def set_spans(model, values):
     return model
 
 
-def read(model, past, segments):
+def read_segments(model, past, segments):
     for segment in segments:
         _, past = model.decoder.read(tokens(1, 64, seed=segment), past)
     return past
 
 
-def multiply_adds_of(work):
+def count_multiply_adds(work):
     """Count multiply-adds of the matrix products in ``work``, whichever function computes them."""
 
     # from the shapes of x.baddbmm_(left, right), or of queries (B, H, C, d_h) and keys
@@ -87,8 +87,8 @@ def test_each_head_costs_what_it_sees(monkeypatch, mode, values):
     model, training = long_model(values), mode is torch.enable_grad
     model.train(training)
     with mode():
-        past = read(model, None, range(17))
-        counted = multiply_adds_of(lambda: read(model, past, [17]))
+        past = read_segments(model, None, range(17))
+        counted = count_multiply_adds(lambda: read_segments(model, past, [17]))
     widths, width, head = [value + 8 for value in values], 16, 4
     # 64 queries that see `seen` keys each cover seen + 63 keys; scores by distance have one column
     # more
@@ -115,7 +115,7 @@ def test_the_past_follows_the_span_in_training():
     for segment in range(20):
         if segment in (6, 16):
             set_spans(model, [500.0 if segment == 6 else 20.0] * 4)
-        past = read(model, past, [segment])
+        past = read_segments(model, past, [segment])
         lengths.append([layer.length for layer in past.layers])
     # the tokens that the heads see, and 64 more, as far as they were kept
     assert lengths[5] == lengths[16] == [28 + 64] * 2
@@ -153,7 +153,7 @@ def test_half_precision_is_near_and_gives_spans_a_gradient(dtype, variant):
     assert (rough - exact).abs().max() < 0.08 * 2.0 ** (8 - bits) * exact.abs().max()
 
 
-def test_values_outside_the_interval_are_brought_back_when_loaded():
+def test_loaded_spans_are_brought_back_into_their_interval():
     model = tiny_model(adaptive_span=True, attention_span=16)
     state = model.state_dict()
     state["decoder.network.layers.0.self_attn.span.value"] = torch.tensor([-0.5, 1.5])

@@ -12,10 +12,10 @@ from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, to
 FEED_FORWARD = {"decoder_ffn_embed_dim": 24, "persistent_vectors": 0}
 LEARNED = {"adaptive_span": True, "span_ramp": RAMP}
 OPEN = {"adaptive_span": True, "span_init": 1.0}
-PLACES = [*VARIANTS, "ff-attn"]
+EVERY_VARIANT = [*VARIANTS, "ff-attn"]
 MODELS = [
-    *({"persistent_variant": place, **LEARNED} for place in PLACES),
-    *({"persistent_variant": place, **LEARNED, "span_epsilon": 0.2} for place in PLACES),
+    *({"persistent_variant": variant, **LEARNED} for variant in EVERY_VARIANT),
+    *({"persistent_variant": variant, **LEARNED, "span_epsilon": 0.2} for variant in EVERY_VARIANT),
     *({**options, **spans} for options in ({}, FEED_FORWARD) for spans in ({}, LEARNED, OPEN)),
     {"share_decoder_input_output_embed": True, "output_bias": True},
     {"clamp_len": 3},
@@ -25,7 +25,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("options", MODELS, ids=str)
-def test_scores_are_the_references_however_a_text_is_read(monkeypatch, options):
+def test_scores_equal_the_reference_in_any_segments(monkeypatch, options):
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
     model = tiny_model(attention_span=SPAN, **options).double()
     if "span_init" not in options:
@@ -38,7 +38,7 @@ def test_scores_are_the_references_however_a_text_is_read(monkeypatch, options):
 
 
 @pytest.mark.parametrize("now", [10, 40])
-def test_weights_of_another_largest_span_are_fitted(now, caplog):
+def test_weights_fit_another_largest_span(now, caplog):
     """Heads see as far as before, or as far as the new limit allows."""
     trained = tiny_model(attention_span=20, adaptive_span=True, span_ramp=4).double()
     for span in trained.learned_spans():
@@ -62,7 +62,7 @@ def test_distances_that_had_no_vector_get_the_farthest_ones():
     assert torch.equal(now, torch.cat([before, before[-1:].expand(3, -1)]))
 
 
-def test_weights_of_a_fixed_span_see_all_of_it():
+def test_weights_with_a_fixed_span_fit_an_adaptive_one():
     fixed = tiny_model(attention_span=16)
     adaptive = tiny_model(seed=2, attention_span=16, adaptive_span=True)
     adaptive.load_state_dict(fixed.state_dict())

@@ -13,9 +13,9 @@ from tests.segment_language_model.networks import SPAN, build
 @pytest.mark.parametrize("group_cost", [0, 1000])
 @pytest.mark.parametrize("kernel", ["fast", "plain"])
 @pytest.mark.parametrize("name", ["AllAttentionNetwork", "AllAttentionBlock"])
-def test_values_and_gradients_equal_the_equations(monkeypatch, name, kernel, group_cost):
+def test_networks_equal_the_equations(monkeypatch, name, kernel, group_cost):
     monkeypatch.setattr(adaptive_span, "GROUP_COST", group_cost)
-    assert_equals_the_equations(build(name, kernel=kernel), reference.read)
+    assert_equals_the_equations(build(name, kernel=kernel), reference.run_segment)
 
 
 def test_layers_share_positions_and_have_no_feed_forward():
@@ -25,7 +25,7 @@ def test_layers_share_positions_and_have_no_feed_forward():
     assert sum(p.numel() for p in network.parameters()) == 3 * layer + 6 * 4
 
 
-def test_the_span_penalty_is_the_sum_of_mean_spans_in_tokens():
+def test_the_span_penalty_sums_mean_spans_in_tokens():
     network = build("AllAttentionNetwork")
     spans = [span.value for span in learned_spans(network)]
     for number, span in enumerate(spans):

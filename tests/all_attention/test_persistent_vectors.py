@@ -10,18 +10,18 @@ from tests.gradients import assert_same
 from tests.reference.all_attention import softmax_feed_forward
 
 
-def test_vectors_start_with_unit_variance_and_parameters_as_small_as_a_feed_forward():
+def test_persistent_vectors_start_with_unit_variance():
     vectors = PersistentVectors(1024, 8, 64)
     keys, values = vectors()
-    for of_head in (*keys, *values):
+    for vector in (*keys, *values):
         # 65,536 draws a head: the standard error of the variance is 0.0055
-        assert of_head.var().item() == pytest.approx(1, abs=0.03)
-        assert of_head.mean().item() == pytest.approx(0, abs=0.02)
+        assert vector.var().item() == pytest.approx(1, abs=0.03)
+        assert vector.mean().item() == pytest.approx(0, abs=0.02)
     assert vectors.keys.std().item() == pytest.approx(1 / math.sqrt(64), rel=0.01)
     assert vectors.values.std().item() == pytest.approx(1 / math.sqrt(1024), rel=0.01)
 
 
-def test_the_softmax_feed_forward_is_equation_9_and_drops_weights_in_training_only():
+def test_the_softmax_feed_forward_equals_equation_9():
     layer = SoftmaxFeedForward(6, 4, dropout=0.5).double()
     x = torch.randn(1, 5, 4, dtype=torch.float64, requires_grad=True)
     expected = softmax_feed_forward(layer, x[0])

@@ -1,24 +1,20 @@
-"""fairseq's commands as a user runs them, each in a process of its own."""
+"""fairseq's commands on small data: their functions called in this process, or real processes."""
 
-import gc
 import importlib
 import io
 import logging
+import multiprocessing
 import os
 import re
-import runpy
-import signal
-import socket
+import subprocess
 import sys
-import tempfile
 import traceback
-from contextlib import contextmanager
+import warnings
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from tests.fork_server import FORK_SERVER
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "fairseq_plugins"
@@ -30,6 +26,8 @@ MODEL = [
 ]
 # without the first option, fairseq drops the last batch; worker processes take long to start
 ALL = ["--required-batch-size-multiple", "1", "--num-workers", "0"]
+# seconds after which a process counts as hanging
+LIMIT = 300
 
 
 def environment(**extra):
@@ -37,107 +35,76 @@ def environment(**extra):
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
 
 
-class Command:
-    """A running fairseq command, started like ``fairseq-NAME words`` in ``folder``.
+def start(*words):
+    """Start a command, or a module of this repository like ``python -m``, in a real process."""
+    name, *words = map(str, words)
+    program = [str(Path(sys.executable).with_name(name))]
+    if not name.startswith("fairseq-"):
+        program = [sys.executable, "-m", name]
+    # a group of processes, which can be killed together
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options = {"cwd": ROOT, "env": environment(), "text": True, "start_new_session": True}
+    return subprocess.Popen([*program, *words], **pipes, **options)
 
-    It is forked from a process that has imported fairseq and the plugin, because the imports take
-    longer than most commands. Other modules run like ``python -m name``. ``before`` is a module's
-    function that the process calls first. The process leads a group, which ``kill`` kills.
+
+def call(name, *words, text=""):
+    """Call the function of a command; return the exit status, 0 for success, and the output.
+
+    The command is one of fairseq's or a module of this repository. ``text`` is its input.
     """
-
-    def __init__(self, name, *words, text="", folder=ROOT, before=None):
-        self._files = tempfile.TemporaryDirectory()
-        (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
-        module = re.sub("^fairseq-", "fairseq_cli.", name).replace("-", "_")
-        arguments = (module, list(map(str, words)), self._files.name, folder, environment(), before)
-        self._process = FORK_SERVER.Process(target=_run_as_command, args=arguments)
-        self._process.start()
-
-    @property
-    def printed(self):
-        """The output so far."""
-        path = Path(self._files.name) / "out"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
-
-    def runs(self):
-        """Return whether the command is still running."""
-        return self._process.is_alive()
-
-    def kill(self):
-        """Kill the command and its children with a signal that no program can catch."""
+    module = importlib.import_module(re.sub("^fairseq-", "fairseq_cli.", name).replace("-", "_"))
+    output, status = io.StringIO(), 0
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+    level = logging.root.level
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(output),
+        redirect_stderr(output),
+        warnings.catch_warnings(),
+    ):
+        # pytest would collect what fairseq, Hydra and torch warn about
+        warnings.simplefilter("ignore")
+        patch.setattr(sys, "argv", [name, *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(text))
+        patch.setattr(logging.root, "handlers", [handler])
+        logging.root.setLevel(logging.INFO)
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            self._process.kill()
-
-    def wait(self):
-        """Wait for the end; return the exit status, 0 for success, and the output."""
-        self._process.join(300)
-        if self._process.is_alive():
-            self.kill()
-            self._process.join()
-        with self._files:
-            return self._process.exitcode, self.printed
+            status = module.cli_main() if hasattr(module, "cli_main") else module.main()
+        except SystemExit as end:
+            status = end.code
+        except Exception:
+            traceback.print_exc()
+            status = 1
+        finally:
+            logging.root.setLevel(level)
+    return int(status or 0), output.getvalue()
 
 
-def run(name, *words, text="", folder=ROOT, fails=False, before=None):
-    """Run a fairseq command to its end and return what it printed."""
-    status, printed = Command(name, *words, text=text, folder=folder, before=before).wait()
+def run(name, *words, text="", fails=False):
+    """Call the function of a command and return what it printed."""
+    status, printed = call(name, *words, text=text)
     assert (status != 0) == fails, printed[-4000:]
     assert "--- Logging error ---" not in printed
     return printed
 
 
 @contextmanager
-def run_forked(words, log=None, append=False):
-    """Do what ``child_process`` of scripts does, without starting a new Python.
-
-    fairseq's commands are forked, and other scripts run in this process.
-    """
+def run_here(words, log=None, append=False):
+    """Do in this process what ``child_process`` of scripts does in another one."""
     command, *arguments = map(str, words)
-    if Path(command).name.startswith("fairseq-"):
-        printed = run(Path(command).name, *arguments)
-    else:
-        module, name, *given = arguments
-        assert module == "-m"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [name, *given])
-            script = importlib.import_module(name)
-            if hasattr(script, "__path__"):
-                script = importlib.import_module(f"{name}.__main__")
-            assert script.main() == 0
-        printed = ""
+    ours = not Path(command).name.startswith("fairseq-")
+    if ours:
+        _, command, *arguments = arguments
+        if hasattr(importlib.import_module(command), "__path__"):
+            command = f"{command}.__main__"
+    printed = run(Path(command).name, *arguments)
+    if ours:
+        print(printed)
     if log:
         with log.open("a" if append else "w", encoding="utf-8") as file:
             file.write(printed)
     yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
-
-
-def _run_as_command(module, words, files, folder, variables, before):
-    """Act as ``python -m module words`` in a folder and environment; files are input and output."""
-    os.setsid()
-    # the objects from before the fork are not garbage, and take long to scan
-    gc.freeze()
-    # the command configures logging itself, which has no effect if a handler exists
-    logging.root.handlers.clear()
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    os.dup2(os.open(f"{files}/in", os.O_RDONLY), 0)
-    os.dup2(os.open(f"{files}/out", os.O_RDWR | os.O_CREAT), 1)
-    os.dup2(1, 2)
-    # multiprocessing has replaced the input by an empty one
-    sys.stdin = os.fdopen(0, encoding="utf-8")
-    sys.argv = [module, *words]
-    try:
-        if before:
-            before()
-        runpy.run_module(module, run_name="__main__")
-    except Exception:
-        # print the error as the interpreter does, not as multiprocessing does
-        traceback.print_exc()
-        sys.exit(1)
 
 
 def train(data, folder, *options, model=MODEL, workers=1, fails=False):
@@ -146,34 +113,48 @@ def train(data, folder, *options, model=MODEL, workers=1, fails=False):
     Return what the first worker printed.
     """
     words = (
-        *(data, *TASK, *model, "--tokens-per-sample", 8, "--batch-size", 4 // workers),
-        *("--optimizer", "sgd", "--lr", 0.5, "--save-dir", folder),
+        *("fairseq-train", data, *TASK, *model, "--tokens-per-sample", 8),
+        *("--batch-size", 4 // workers, "--optimizer", "sgd", "--lr", 0.5, "--save-dir", folder),
         *("--log-format", "simple", "--no-epoch-checkpoints", *options),
     )
     if workers == 2:
-        return run_together("fairseq-train", *words)
-    return run("fairseq-train", *words, fails=fails)
+        return run_on_two_workers(folder, *words, "--ddp-backend", "legacy_ddp")
+    return run(*words, fails=fails)
 
 
-def start_together(name, *words, before=None):
-    """Start a command on each of two workers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+def run_on_two_workers(folder, name, *words, before=None, fails=False):
+    """Run a command on two workers, copies of this process; return what the first one printed.
+
+    They meet at a file in the folder. ``before`` is a function that each worker calls first.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    meeting = folder / "workers"
+    meeting.unlink(missing_ok=True)
     words = (
-        *("--cpu", "--distributed-backend", "gloo", "--distributed-no-spawn"),
-        *("--distributed-world-size", 2, "--distributed-init-method", address, *words),
+        *(*words, "--cpu", "--distributed-backend", "gloo", "--distributed-no-spawn"),
+        *("--distributed-world-size", 2, "--distributed-init-method", f"file://{meeting}"),
     )
-    ranks = (("--distributed-rank", rank) for rank in (0, 1))
-    return [Command(name, *words, *rank, before=before) for rank in ranks]
+    fork = multiprocessing.get_context("fork")
+    arguments = [(folder, before, name, *words, "--distributed-rank", rank) for rank in (0, 1)]
+    workers = [fork.Process(target=_work, args=each) for each in arguments]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(LIMIT)
+        worker.kill()
+        worker.join()
+    printed = [(folder / f"printed{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
+    statuses = [worker.exitcode for worker in workers]
+    assert all((status != 0) == fails for status in statuses), "\n".join(printed)[-4000:]
+    return printed[0]
 
 
-def run_together(name, *words, before=None):
-    """Run a training on two workers; return what the first one printed."""
-    workers = start_together(name, "--ddp-backend", "legacy_ddp", *words, before=before)
-    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
-    assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
-    return printed
+def _work(folder, before, *words):
+    if before:
+        before()
+    status, printed = call(*words)
+    (folder / f"printed{words[-1]}").write_text(printed, encoding="utf-8")
+    sys.exit(status)
 
 
 def evaluation_command(data, checkpoint, *options):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.end_to_end.commands import MODEL, run, run_together, train
-from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training_command
+from tests.end_to_end.commands import MODEL, run, run_on_two_workers, train
+from tests.end_to_end.trainings import assert_equal, logged, parameters, training_command
 
 
-def spans(folder, file="checkpoint_last.pt"):
-    """Return the learned spans of a checkpoint, one row per layer."""
-    named = torch.load(folder / file, weights_only=True)["model"].items()
+def spans(folder):
+    """Return the learned spans of the last checkpoint, one row per layer."""
+    named = parameters(folder).items()
     return torch.stack([value for name, value in named if name.endswith("self_attn.span.value")])
 
 
@@ -19,13 +19,15 @@ def learned(trained):
     return trained("all_attention")
 
 
-def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
+def test_training_logs_spans_and_validation_logs_them_by_layer(learned):
     printed = (learned / "log").read_text()
-    found = logged(printed)
-    assert len({found["train_inner", n]["span_mean"] for n in range(1, 21)}) > 1
+    numbers = logged(printed)
+    assert len({numbers["train_inner", n]["span_mean"] for n in range(1, 21)}) > 1
     for updates in (4, 20):
-        spans = {k: float(v) for k, v in found["valid", updates].items() if "span" in k}
-        assert spans.keys() >= {f"valid_span_{of}_{n}" for of in ("mean", "max") for n in (1, 2)}
+        spans = {k: float(v) for k, v in numbers["valid", updates].items() if "span" in k}
+        assert spans.keys() >= {
+            f"valid_span_{kind}_{n}" for kind in ("mean", "max") for n in (1, 2)
+        }
         assert spans["valid_span_max"] == max(spans["valid_span_max_1"], spans["valid_span_max_2"])
         assert 4 <= spans["valid_span_mean"] <= 12
     assert "adaptive attention span up to 12" in printed
@@ -39,34 +41,23 @@ def test_spans_stay_in_their_interval(corpora, tmp_path, precision):
     # four steps of 0.3 close spans that begin at 0.2
     shut = ("--span-init", 0.2, "--span-loss", 1.0, "--adagrad-clip", 0, "--lr", 0.3)
     run(*training_command(corpora, "all_attention", tmp_path, "--max-update", 4, *shut, *precision))
-    found = spans(tmp_path)
-    assert torch.equal(found, torch.zeros_like(found))
-    assert found.dtype == torch.float32
+    shut_spans = spans(tmp_path)
+    assert torch.equal(shut_spans, torch.zeros_like(shut_spans))
+    assert shut_spans.dtype == torch.float32
 
 
 def test_two_workers_learn_what_one_learns(corpora, tmp_path):
     options = ("--max-update", 6, "--dropout", 0, "--span-init", 0.2, "--disable-validation")
     run(*training_command(corpora, "all_attention", tmp_path / "one", *options))
     streams = ("--batch-size", 2)
-    run_together(*training_command(corpora, "all_attention", tmp_path / "two", *options, *streams))
+    words = training_command(corpora, "all_attention", tmp_path / "two", *options, *streams)
+    run_on_two_workers(tmp_path / "two", *words, "--ddp-backend", "legacy_ddp")
     one, two = (parameters(tmp_path / workers) for workers in ("one", "two"))
     assert_equal(two, one, rtol=1e-4, atol=1e-5)
     assert spans(tmp_path / "two").min() > 0
 
 
-def test_a_resumed_run_is_the_uninterrupted_run(corpora, learned, tmp_path):
-    """The past in the checkpoint is as long as the spans then, which change afterwards."""
-    begun = learned / "checkpoint_1_4.pt"
-    state = torch.load(begun, weights_only=True)["extra_state"]["train_iterator"]
-    assert [len(hidden[0]) for hidden in state["pasts"]["layers"]] == [12, 12]
-    start = ("--restore-file", begun, "--max-update", 20)
-    printed = run(*training_command(corpora, "all_attention", tmp_path, *start))
-    assert "resuming with recurrence" in printed
-    assert_equal(parameters(tmp_path), parameters(learned), **EXACT)
-    assert not torch.equal(spans(learned), spans(learned, begun.name))
-
-
-def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
+def test_training_warns_about_spans_without_a_penalty(data, tmp_path):
     plain = ("--adaptive-span", "--max-update", 1, "--disable-validation")
     printed = train(data, tmp_path, *plain, "--criterion", "cross_entropy", model=MODEL)
     assert "--criterion cross_entropy without --span-loss has no penalty" in printed

@@ -11,7 +11,7 @@ from tests.end_to_end.commands import (
     evaluate,
     log_probabilities,
     loss,
-    start_together,
+    run_on_two_workers,
     tokens_evaluated,
     train,
 )
@@ -24,7 +24,7 @@ from tests.end_to_end.commands import (
         ("transformer_xl", ("--model-overrides", "{'mem_len': 0}", "--extended-context", 1000)),
     ],
 )
-def test_loss_of_every_token_is_the_same_for_all_segment_lengths(
+def test_evaluation_scores_each_token_once_in_any_segments(
     data, name, options, test_tokens, request
 ):
     checkpoint, log_probs = request.getfixturevalue(name), []
@@ -44,13 +44,11 @@ ADAPTIVE = """--arch transformer_xl --adaptive-input --tie-adaptive-weights --dd
 @pytest.mark.parametrize(
     ("positions", "options"),
     [
-        ("sinusoidal-absolute", "--criterion segment_loss --half-loss --mem-len 0"),
-        ("learned-absolute", "--extended-context 4"),
-        ("shaw", "--decoder-normalize-before --checkpoint-activations"),
+        ("learned-absolute", "--extended-context 4 --criterion segment_loss --half-loss"),
         ("transformer-xl", f"{ADAPTIVE} --untie-r --locked-dropout --embed-dropout 0.1"),
     ],
 )
-def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, options):
+def test_ablations_are_trained_and_evaluated(data, tmp_path, test_tokens, positions, options):
     model = """--arch transformer_xl_tiny --decoder-layers 2 --decoder-embed-dim 16
     --decoder-attention-heads 2 --decoder-ffn-embed-dim 24 --max-update 2 --disable-validation"""
     words = f"{model} --positions {positions} {options}".split()
@@ -65,7 +63,7 @@ def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, op
         assert f"positions {positions}" in output
 
 
-def test_shards_together_score_every_token(data, checkpoint, test_tokens):
+def test_shards_together_score_each_token_once(data, checkpoint, test_tokens):
     counts = []
     for shard in (0, 1):
         options = ("--tokens-per-sample", 16, "--batch-size", 3, "--output-word-probs")
@@ -76,14 +74,11 @@ def test_shards_together_score_every_token(data, checkpoint, test_tokens):
     assert sum(counts) == test_tokens
 
 
-def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
-    words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test")
-    workers = start_together("fairseq-eval-lm", *words)
-    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
-    assert first
-    assert second
+def test_evaluation_on_two_workers_is_refused(data, checkpoint, tmp_path):
+    words = ("fairseq-eval-lm", data, *TASK, "--path", checkpoint, "--gen-subset", "test")
+    printed = run_on_two_workers(tmp_path, *words, fails=True)
     assert "--distributed-world-size is 2" in printed
-    assert "Loss (base 2)" not in printed + printed_too
+    assert "Loss (base 2)" not in printed
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_validation_logs_the_loss_of_an_evaluation(data, tmp_path, context, less
     assert float(logged) != pytest.approx(shorter, abs=2e-3)
 
 
-def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpoint):
+def test_evaluation_prints_the_loss_without_line_ends_too(data, checkpoint):
     options = ("--batch-size", 3, "--softmax-batch", 5)
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 7, "--output-word-probs", *options)
     tokens = re.findall(r"(\S+) \[(-\d+\.\d+)\]", printed)
@@ -144,7 +139,7 @@ def assert_named(printed, names):
         ("--arch pkm_transformer_lm_tiny", ["--arch pkm_transformer_lm", "language_modeling"]),
     ],
 )
-def test_a_training_that_cannot_be_is_refused(data, tmp_path, options, names):
+def test_training_refuses_impossible_options(data, tmp_path, options, names):
     folder, model = tmp_path / "none", () if "--arch" in options else MODEL
     words = ("--max-update", 1, *options.split())
     assert_named(train(data, folder, *words, model=model, fails=True), names)
@@ -160,14 +155,7 @@ def test_a_training_that_cannot_be_is_refused(data, tmp_path, options, names):
         ("--remove-bpe", ["--remove-bpe"]),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(data, checkpoint, options, names):
+def test_evaluation_refuses_impossible_options(data, checkpoint, options, names):
     printed = evaluate(data, checkpoint, *options.split(), fails=True)
     assert_named(printed, names)
     assert "Loss (base 2)" not in printed
-
-
-def test_streams_without_a_past_are_warned_about(data, checkpoint):
-    short = "no stream is longer than a segment of 64 tokens"
-    for streams, warned in ((1, False), (8, True)):
-        options = ("--tokens-per-sample", 64, "--batch-size", streams)
-        assert (short in evaluate(data, checkpoint, *options)) == warned

@@ -3,14 +3,12 @@
 import math
 import re
 
-import pytest
 import torch
 
 from scripts.convert import average
 from tests.end_to_end.commands import (
     ALL,
     USER_DIR,
-    evaluate,
     loss,
     run,
     tokens_evaluated,
@@ -60,21 +58,11 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
     assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
 
 
-def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_path, test_tokens):
-    options = """--max-update 6 --memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4
-    --memory-query-dim 8 --memory-query-batch-norm --optimizer adam_with_memory --lr 0.003"""
-    words = training_command(corpora, "all_attention", tmp_path, *options.split())
-    printed = run(*(word for word in words if word not in ("--adagrad-clip", "0.03")))
-    assert "product-key memories in layers 2" in printed
-    printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5)
-    assert tokens_evaluated(printed) == test_tokens
-
-
-@pytest.mark.parametrize("options", ["", "--memory-share-values --memory-output-gate"])
-def test_tables_are_trained_resumed_averaged_and_scored(
-    corpora, data, tmp_path, test_tokens, options
+def test_a_shared_table_is_trained_resumed_averaged_and_scored(
+    corpora, data, tmp_path, test_tokens
 ):
-    model = ("--memory-layers", "1,2", *options.split(), "--disable-validation")
+    model = ("--memory-layers", "1,2", "--memory-share-values", "--memory-output-gate")
+    model += ("--disable-validation",)
     train_lm(corpora, tmp_path, *model, "--save-interval-updates", 3)
     resumed = tmp_path / "resumed"
     train_lm(corpora, resumed, *model, "--restore-file", tmp_path / "checkpoint_1_3.pt")
@@ -82,8 +70,8 @@ def test_tables_are_trained_resumed_averaged_and_scored(
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     tables = [x for name, x in saved["model"].items() if name.endswith("memory.values.weight")]
     assert len(tables) == 2
-    assert torch.equal(*tables) == bool(options)
-    assert len(saved["last_optimizer_state"]["tables"]) == (1 if options else 2)
+    assert torch.equal(*tables)
+    assert len(saved["last_optimizer_state"]["tables"]) == 1
     mean = tmp_path / "average.pt"
     average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
     assert tokens_evaluated(evaluate_lm(data, mean)) == test_tokens

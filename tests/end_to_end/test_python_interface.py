@@ -56,7 +56,7 @@ OTHERWISE = "--tokens-per-sample 5 --model-overrides {'mem_len':3}"
         (OTHERWISE, {"tokens_per_sample": 5, "mem_len": 3}),
     ],
 )
-def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, text, words, options):
+def test_score_equals_fairseq_eval_lm(data, checkpoint, text, words, options):
     printed = evaluate(data, checkpoint, "--output-word-probs", *words.split())
     model = load(checkpoint, data, **options)
     score = model.score(text)
@@ -67,7 +67,7 @@ def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, text, words, opti
     assert_printed(sum(lines[1:], lines[0]), printed)
 
 
-def test_a_split_is_scored_as_fairseq_eval_lm_does(data, transformer_xl):
+def test_score_split_equals_fairseq_eval_lm(data, transformer_xl):
     changed = {"mem_len": 6, "same_length": True, "clamp_len": 4}
     words = ("--batch-size", 3, "--model-overrides", changed)
     printed = evaluate(data, transformer_xl, *words)
@@ -82,14 +82,14 @@ def test_a_split_is_scored_as_fairseq_eval_lm_does(data, transformer_xl):
         assert abs(other_losses.mean() - losses.mean()) > 1e-4
 
 
-def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
+def test_score_in_blocks_equals_fairseq_eval_lm(saved):
     task = (*USER_DIR, "--task", "language_modeling", *ALL)
     path = ("--path", saved / "blocks.pt", "--gen-subset", "test", "--tokens-per-sample", 10)
     printed = run("fairseq-eval-lm", saved / "text", *task, *path, "--output-word-probs")
     blocks = load(saved / "blocks.pt", saved / "text")
     # fairseq scores the blocks in its own order
-    of_blocks = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
-    in_order = "\n".join(line for _, line in sorted(of_blocks, key=lambda block: int(block[0])))
+    block_lines = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
+    in_order = "\n".join(line for _, line in sorted(block_lines, key=lambda block: int(block[0])))
     letters = re.findall(r"(\S+) \[-", in_order)
     text = "".join("\n" if letter == "</s>" else letter for letter in letters)
     score = blocks.score(text)
@@ -98,33 +98,23 @@ def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
     assert len(score) == TOKENS
 
 
-def test_sentences_have_the_scores_of_fairseq_interactive(data, checkpoint, model):
-    lines = ["the cat\n", "a dog ran far away and then home again\n"]
-    words = ("--path", checkpoint, "--score-reference", "--buffer-size", 2, "--batch-size", 2)
-    printed = run("fairseq-interactive", data, *TASK, *words, text="".join(lines))
-    scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
-    for score, line in zip(model.score(lines), scores, strict=True):
-        expected = [float(number) for number in line.split()]
-        np.testing.assert_allclose(score.log_probs / np.log(2), expected, atol=5.1e-5)
-
-
 @pytest.mark.parametrize("past_lines", [False, True])
-def test_continuations_are_those_of_fairseq_interactive(data, checkpoint, model, past_lines):
+def test_generate_equals_fairseq_interactive(data, checkpoint, model, past_lines):
     words = ("--path", checkpoint, "--beam", 3, "--max-len-b", 22)
     words += ("--continue-past-eos", "--min-len", 22) if past_lines else ()
     printed = run("fairseq-interactive", data, *TASK, *words, text="the cat\n")
     ((score, text),) = re.findall(r"^H-0\t(\S+)\t(.*)$", printed, re.MULTILINE)
-    (found, *_) = model.hypotheses("the cat", 20, beam=3, stop_at_newline=not past_lines)
-    assert " ".join(found.tokens) == text
-    assert found.score == pytest.approx(float(score) * math.log(2), rel=1e-6)
-    assert model.generate("the cat", 20, beam=3, stop_at_newline=not past_lines) == found.text
+    (best, *_) = model.hypotheses("the cat", 20, beam=3, stop_at_newline=not past_lines)
+    assert " ".join(best.tokens) == text
+    assert best.score == pytest.approx(float(score) * math.log(2), rel=1e-6)
+    assert model.generate("the cat", 20, beam=3, stop_at_newline=not past_lines) == best.text
 
 
-def test_fairseqs_from_pretrained_loads_a_model_of_ours(data, checkpoint, model):
+def test_from_pretrained_loads_a_model(data, checkpoint, model):
     hub = AllAttentionLanguageModel.from_pretrained(
         str(checkpoint.parent), checkpoint.name, str(data)
     )
-    found = hub.score("the cat sat")["positional_scores"]
-    np.testing.assert_allclose(found.numpy(), model.score("the cat sat\n").log_probs, atol=1e-6)
+    scores = hub.score("the cat sat")["positional_scores"]
+    np.testing.assert_allclose(scores.numpy(), model.score("the cat sat\n").log_probs, atol=1e-6)
     text = hub.sample("the cat", beam=2, max_len_b=9)
     assert text == model.generate("the cat", 7, beam=2, stop_at_newline=True)

@@ -9,7 +9,7 @@ from scripts.evaluate import translation as evaluate_translation
 from scripts.prepare import _binarize, python_source
 from scripts.quickstart import _steps as steps
 from scripts.quickstart import language_model, translation
-from tests.end_to_end.commands import ROOT, run_forked
+from tests.end_to_end.commands import ROOT, run_here
 
 
 def replaced(words, **values):
@@ -31,7 +31,7 @@ def test_all_steps_of_the_language_model(tmp_path, monkeypatch, capsys):
         part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())
         (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
     (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
-    monkeypatch.setattr(_binarize, "child_process", run_forked)
+    monkeypatch.setattr(_binarize, "child_process", run_here)
     monkeypatch.setattr(python_source, "WORKERS", 1)
     python_source.prepare(tmp_path / "data", library, subwords=200)
     few = replaced(language_model.TRAINING, max_update="2", save_interval_updates="1")
@@ -64,7 +64,7 @@ def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     # worker processes take long to start
     monkeypatch.setattr(translation, "PREPARATION", [*translation.PREPARATION, "--workers", "1"])
     for module in (steps, evaluate_translation, _binarize):
-        monkeypatch.setattr(module, "child_process", run_forked)
+        monkeypatch.setattr(module, "child_process", run_here)
     assert translation.main(["--output", str(tmp_path)]) == 0
     printed = capfd.readouterr().out
     scores = json.loads((tmp_path / "evaluation/scores.json").read_text())

@@ -13,8 +13,8 @@ SMALL = (
 ).split()
 
 
-def run_forked(words, log=None):
-    """Run a command of a recipe as the tests do, forked from a process with the plugin."""
+def run_here(words, log=None):
+    """Run a command of a recipe in this process."""
     words = [str(PLUGIN) if word == "fairseq_plugins" else word for word in words]
     name, *words = words[2:] if words[0] == "python" else words
     printed = run(name, *words)
@@ -23,7 +23,7 @@ def run_forked(words, log=None):
 
 
 def test_each_kind_of_action_runs(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "run", run_forked)
+    monkeypatch.setattr(recipe, "run", run_here)
     name, places = "transformer_xl/ptb", [str(data.parent), str(tmp_path / "out/ptb/1")]
     assert recipe.main([name, "train", *places, *SMALL, "2"]) == 0
     assert recipe.main([name, "finish", *places, *SMALL, "52"]) == 0

@@ -8,7 +8,7 @@ import torch
 
 import fairseq_plugins
 from scripts.evaluate import translation as evaluate_translation
-from tests.end_to_end.commands import ALL, USER_DIR, run, run_forked
+from tests.end_to_end.commands import ALL, USER_DIR, run, run_here
 from tests.end_to_end.trainings import training_command, translation_command
 from tests.weighted_transformer.tiny import assert_on_simplex
 
@@ -18,9 +18,10 @@ LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
 def last(folder):
     """Return the branch weights of the last checkpoint, and the updates counted for each layer."""
     state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
-    found = {name: x for name, x in state["model"].items() if name.endswith((".kappa", ".alpha"))}
-    assert len(found) == 4
-    return found, [group["updates"] for group in state["last_optimizer_state"]["param_groups"][1:]]
+    branches = {n: x for n, x in state["model"].items() if n.endswith((".kappa", ".alpha"))}
+    assert len(branches) == 4
+    groups = state["last_optimizer_state"]["param_groups"][1:]
+    return branches, [group["updates"] for group in groups]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def model(trained):
     return trained("weighted_transformer")
 
 
-def test_it_is_trained_and_its_weights_stay_on_the_simplex(model):
+def test_training_keeps_branch_weights_on_the_simplex(model):
     weights, updates = last(model)
     assert_on_simplex(*weights.values())
     assert updates == [20, 20]
@@ -45,28 +46,29 @@ def generated(pairs, model):
     printed = run("fairseq-generate", pairs, *USER_DIR, *path, *options)
     assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
     lines = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
-    found = {int(number): (float(score), text) for number, score, text in lines}
-    assert sorted(found) == list(range(31))
-    return found
+    hypotheses = {int(number): (float(score), text) for number, score, text in lines}
+    assert sorted(hypotheses) == list(range(31))
+    return hypotheses
 
 
-def test_translations_are_evaluated_with_what_weighs_the_branches(
+def test_evaluation_translates_with_learned_or_uniform_branch_weights(
     pairs, model, generated, tmp_path, monkeypatch
 ):
-    found = {}
-    monkeypatch.setattr(evaluate_translation, "child_process", run_forked)
+    translations = {}
+    monkeypatch.setattr(evaluate_translation, "child_process", run_here)
     for replaced in ("learned", "uniform"):
         output = tmp_path / replaced
         words = (pairs, "--path", model / "checkpoint_last.pt", *LANGUAGES, "--beam", 4)
         words += ("--reference", pairs.parent / "test.de", "--branch-weights", replaced)
         words += ("--output", output, "--", "--num-workers", 0, "--cpu", "--batch-size", 8)
         assert evaluate_translation.main(list(map(str, words))) == 0
-        found[replaced] = (output / "translation.txt").read_text(encoding="utf-8").splitlines()
+        text = (output / "translation.txt").read_text(encoding="utf-8")
+        translations[replaced] = text.splitlines()
     # translations are in the order of the text; fairseq-generate prints another order
     in_order = [text for _, (_, text) in sorted(generated.items())]
-    assert found["learned"] == evaluate_translation.detokenize(in_order, "de")
+    assert translations["learned"] == evaluate_translation.detokenize(in_order, "de")
     assert len(set(in_order)) > 2
-    assert found["uniform"] != found["learned"]
+    assert translations["uniform"] != translations["learned"]
 
 
 def test_python_translates_as_fairseq_does(pairs, model, generated):
@@ -74,57 +76,21 @@ def test_python_translates_as_fairseq_does(pairs, model, generated):
     sentences = (pairs.parent / "test.en").read_text(encoding="utf-8").splitlines()
     # fairseq-generate also batches sentences of similar length, so that results are the same
     options = {"beam": 4, "batch_size": 8, "length_penalty": 0.6}
-    found = loaded.hypotheses(sentences, **options)
-    assert len(found) == 31
+    hypotheses = loaded.hypotheses(sentences, **options)
+    assert len(hypotheses) == 31
     for number, (score, text) in generated.items():
-        best = found[number][0]
+        best = hypotheses[number][0]
         assert best.text == text
         assert best.score / math.log(2) == pytest.approx(score, abs=1e-5)
     uniform = fairseq_plugins.load(model / "checkpoint_last.pt", pairs, branch_weights="uniform")
     (other,) = uniform.hypotheses(sentences[:1], **options)
-    assert other[0].score != found[0][0].score
+    assert other[0].score != hypotheses[0][0].score
 
 
-def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, model, tmp_path):
-    codes = tmp_path / "codes"
-    # only one word is merged; all others become letters, which are unknown
-    codes.write_text("#version: 0.2\nc a\nca t</w>\n", encoding="utf-8")
-    steps = {"tokenizer": "moses", "bpe": "subword_nmt", "bpe_codes": str(codes)}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in steps.items()]
-    path = ("--path", model / "checkpoint_last.pt", "--beam", 4, "--cpu", *LANGUAGES)
-    text = "the cat's mat, cat"
-    printed = run("fairseq-interactive", pairs, *USER_DIR, *path, *words, text=f"{text}\n")
-    (expected,) = re.findall(r"^D-0\t\S+\t(.*)$", printed, re.MULTILINE)
-    loaded = fairseq_plugins.load(model / "checkpoint_last.pt", pairs, **steps)
-    assert loaded.translate(text, beam=4) == expected
-    assert "cat" in loaded.source.symbols(loaded.source.encode(text))
-
-
-def test_a_resumed_run_goes_on_with_the_schedule(corpora, model, tmp_path):
-    start = ("--restore-file", model / "checkpoint_1_4.pt", "--max-update", 20)
-    run(*training_command(corpora, "weighted_transformer", tmp_path, *start))
-    (weights, updates), (expected, of_whole) = last(tmp_path), last(model)
-    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
-    assert updates == of_whole
-
-
-def test_a_model_that_is_validated_by_translating_is_loaded(corpora, pairs, tmp_path):
+def test_a_model_validated_by_translating_is_loaded(corpora, pairs, tmp_path):
     best = ("--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric")
     words = ("--max-epoch", 1, "--eval-bleu", *best)
     printed = run(*training_command(corpora, "weighted_transformer", tmp_path, *words))
     assert re.search(r'"valid_bleu": "[\d.]+"', printed)
     translated = run(*translation_command(pairs, tmp_path / "checkpoint_best.pt"))
     assert len(re.findall(r"^H-\d+\t", translated, re.MULTILINE)) == 31
-
-
-def test_gradients_of_the_parts_of_an_epoch_are_those_of_all_of_it(corpora, tmp_path):
-    exact = ("--dropout", 0, "--attention-dropout", 0, "--max-update", 3, "--max-tokens", 9000)
-    found = []
-    for name, parts in (("whole", ()), ("parts", ("--batch-size", 100, "--update-freq", 2))):
-        folder = tmp_path / name
-        printed = run(*training_command(corpora, "weighted_transformer", folder, *exact, *parts))
-        (sentences,) = map(int, re.findall(r" train en-de (\d+) examples", printed))
-        assert 100 < sentences <= 200
-        found.append(last(folder)[0])
-    one, two = found
-    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-5)

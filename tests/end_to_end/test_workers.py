@@ -7,7 +7,7 @@ import torch
 from fairseq.models import distributed_fairseq_model
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.end_to_end.commands import ALL, USER_DIR, run_together, train
+from tests.end_to_end.commands import ALL, USER_DIR, run_on_two_workers, train
 from tests.end_to_end.trainings import EXACT, assert_equal, parameters
 
 MEMORY = """--memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8
@@ -15,11 +15,8 @@ MEMORY = """--memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim
 SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 2"
 BLOCKS = "--task language_modeling --tokens-per-sample 16 --batch-size 2"
 MODELS = {
-    "transformer_xl": f"{SEGMENTS} --arch transformer_xl_tiny --optimizer adam",
     "all_attention with spans": f"""{SEGMENTS} --arch all_attention_lm_tiny --optimizer adam
     --adaptive-span --criterion segment_loss --span-loss 0.001""",
-    "transformer_xl with a memory": f"""{SEGMENTS} --arch transformer_xl_tiny
-    --memory-layers 2 {MEMORY}""",
     "pkm_transformer_lm": f"{BLOCKS} --arch pkm_transformer_lm_tiny {MEMORY}",
 }
 
@@ -38,8 +35,8 @@ def let_cpus_work_together():
 def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
     losses = []
     for backend in ("legacy_ddp", "pytorch_ddp"):
-        printed = run_together(
-            *("fairseq-train", data, *USER_DIR, *MODELS[model].split(), *ALL),
+        printed = run_on_two_workers(
+            *(tmp_path / backend, "fairseq-train", data, *USER_DIR, *MODELS[model].split(), *ALL),
             *("--lr", 0.003, "--max-update", 5, "--disable-validation", "--ddp-backend", backend),
             *("--log-format", "json", "--log-interval", 1, "--no-epoch-checkpoints"),
             *("--save-dir", tmp_path / backend),

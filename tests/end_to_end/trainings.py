@@ -67,16 +67,16 @@ def translation_command(data, checkpoint):
 
 def logged(printed):
     """Return the numbers that a training logged, except times, by kind and number of updates."""
-    found = {}
+    numbers = {}
     for kind, line in re.findall(r"\| (train_inner|valid) \| ({.*})$", printed, re.MULTILINE):
         values = json.loads(line)
         updates = int(values.get("num_updates") or values["valid_num_updates"])
-        found[kind, updates] = {
+        numbers[kind, updates] = {
             name: value
             for name, value in values.items()
             if name.removeprefix("valid_") not in _TIMES
         }
-    return found
+    return numbers
 
 
 def parameters(folder):

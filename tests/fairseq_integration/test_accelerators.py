@@ -13,10 +13,8 @@ from collections import Counter
 import fairseq.utils
 import pytest
 import torch
-import torch.nn.functional as F
 from fairseq.optim.adam import FairseqAdamConfig
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fairseq_plugins.all_attention.adagrad_with_clip import (
     AdagradWithClipConfig,
@@ -28,48 +26,18 @@ from fairseq_plugins.segment_language_model.batch_split import split_batch
 from fairseq_plugins.segment_language_model.streams import StreamPasts
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
-from tests.every_model import CASES, criterion_of, sample_of
+from tests.every_model import CASES, build_criterion, make_batch
 from tests.gpu.host_waits import NORM_READ, ROWS_READ, SPANS_READ, WAITS, calling_function
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often our functions make the host wait in an update
 OFTEN = {case: {SPANS_READ: 1} for case in ("spans", "spans with epsilon")}
-# cases that also run in plain single precision; mixed precision covers the other ones
-SINGLE_CASES = ["transformer_xl", "shaw", *OFTEN, "memory", "memory, all options", "flat keys"]
-SINGLE_CASES += ["branches, shake", "branches, as-written"]
 # two streams of 8 tokens, one of which ends with padding
 PADDED = {"ntokens": 15, "stream_tokens": [8, 7], "start_indices": [0, 0]}
-# operations that autocast runs in half precision, and in single precision
-HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
-FLOAT = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
-FLOAT |= {F.cross_entropy, Tensor.log_softmax, torch.log_softmax, Tensor.logsumexp}
-
-
-class Autocast(TorchFunctionMode):
-    """Convert dtypes as autocast does; torch has no autocast for the meta device."""
-
-    def __init__(self):
-        super().__init__()
-        self.enabled = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        dtype = torch.bfloat16 if func in HALF else torch.float32
-        if self.enabled and func in HALF | FLOAT:
-            args = [
-                x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args
-            ]
-        return func(*args, **(kwargs or {}))
-
-    @contextlib.contextmanager
-    def block(self, *kind, enabled=True, **options):
-        """Stand in for torch.autocast."""
-        before, self.enabled = self.enabled, enabled
-        yield
-        self.enabled = before
 
 
 @contextlib.contextmanager
-def numbers_read(monkeypatch, amp=False):
+def numbers_read(monkeypatch):
     """Give the host a number whenever it asks for one; yield counts of our functions that ask."""
     asked = Counter()
 
@@ -95,12 +63,7 @@ def numbers_read(monkeypatch, amp=False):
         patch.setattr(Tensor, "item", item)
         # fairseq's function moves the norm to the CPU unless it is on a GPU
         patch.setattr(fairseq.utils, "clip_grad_norm_", clip_grad_norm)
-        autocast = Autocast()
-        with autocast if amp else contextlib.nullcontext():
-            patch.setattr(torch, "autocast", autocast.block)
-            patch.setattr(torch, "is_autocast_enabled", lambda *kind: autocast.enabled)
-            patch.setattr(torch, "get_autocast_dtype", lambda *kind: torch.bfloat16)
-            yield asked
+        yield asked
 
 
 def clip_grad_norm(parameters, max_norm, aggregate_norm_fn=None):
@@ -109,7 +72,7 @@ def clip_grad_norm(parameters, max_norm, aggregate_norm_fn=None):
     return torch.empty((), device=device)
 
 
-def optimizer_of(model):
+def build_optimizer(model):
     """Return an optimizer for a model, and whether its first update differs from later ones."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     names = {type(module).__name__ for module in model.modules()}
@@ -121,9 +84,8 @@ def optimizer_of(model):
     return kind(config(**ADAM), parameters), bool(names & {"BranchWeights", "ProductKeyMemory"})
 
 
-def test_a_padded_batch_is_split_without_a_number(monkeypatch):
-    model = tiny.tiny_transformer_xl()
-    sample = sample_of(model, "meta") | PADDED
+def test_split_batch_needs_no_number(monkeypatch):
+    sample = make_batch(tiny.tiny_transformer_xl(), "meta") | PADDED
     sample["net_input"] |= {"pasts": StreamPasts(), "start": 0}
     with numbers_read(monkeypatch) as asked:
         parts = split_batch(sample, 2)
@@ -131,36 +93,23 @@ def test_a_padded_batch_is_split_without_a_number(monkeypatch):
     assert asked == {}
 
 
-@pytest.mark.parametrize(
-    ("case", "precision"),
-    [
-        (case, precision)
-        for case in CASES
-        for precision in ("fp32", "bf16", "amp")
-        if precision != "fp32" or case in SINGLE_CASES
-        # torch's own code sets autocast again when it recomputes
-        if (case, precision) != ("recomputed", "amp")
-    ],
-)
-def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_makes_the_host_wait_only_where_it_must(case, monkeypatch):
     build, criterion = CASES[case]
     with torch.device("meta"):
         # some of fairseq's buffers start on the CPU
-        model = build().to("meta").train()
-    if precision == "bf16":
-        model.bfloat16()
-    criterion = criterion_of(criterion).train()
-    optimizer, changes = optimizer_of(model)
-    sample = sample_of(model, "meta")
+        model = build().to("meta").bfloat16().train()
+    criterion = build_criterion(criterion).train()
+    optimizer, changes = build_optimizer(model)
+    sample = make_batch(model, "meta")
     pasts = StreamPasts() if hasattr(model.decoder, "network") else None
-    with numbers_read(monkeypatch, precision == "amp") as asked:
+    with numbers_read(monkeypatch) as asked:
         for update in range(2):
             asked.clear()
             if pasts is not None:
                 sample |= PADDED
                 sample["net_input"] |= {"pasts": pasts, "start": 8 * update}
-            with torch.autocast("meta", enabled=precision == "amp"):
-                loss, _, _ = criterion(model, sample)
+            loss, _, _ = criterion(model, sample)
             if update == 0 and not changes:
                 continue
             optimizer.backward(loss)
@@ -173,5 +122,4 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
     # a memory counts the rows that were read
     counted = {name: times for name, times in asked.items() if name != ROWS_READ}
     assert counted == OFTEN.get(case, {}) | clips
-    devices = {x.device.type for x in [*model.parameters(), *model.buffers()]}
-    assert devices == {"meta"}
+    assert {x.device.type for x in [*model.parameters(), *model.buffers()]} == {"meta"}

@@ -45,7 +45,7 @@ def test_safe_containers_are_loaded_as_they_were(thing, tmp_path):
     assert loaded == thing
 
 
-def test_numpy_has_the_name_that_fairseq_reads():
+def test_numpy_has_the_name_that_fairseq_uses():
     assert np.compat.long(3.0) == 3
 
 
@@ -62,7 +62,7 @@ class Sentences(FairseqDataset):
         return np.random.permutation(len(self))
 
 
-class OwnBatches(FairseqTask):
+class TaskWithItsBatches(FairseqTask):
     def get_batch_iterator(self, *args, **options):
         return super().get_batch_iterator(*args, **options)
 
@@ -79,7 +79,7 @@ def batches(trainer, epoch, **options):
     return made.frozen_batches
 
 
-def batches_of_resumed(epoch, trainer, **options):
+def resumed_batches(epoch, trainer, **options):
     """Return the batches that are made while a training is restored."""
 
     def load(cfg, trainer, **_):
@@ -88,42 +88,42 @@ def batches_of_resumed(epoch, trainer, **options):
     return changes._keep_batches(load)(None, trainer)
 
 
-def test_resumed_epoch_has_the_batches_of_the_first():
+def test_a_resumed_epoch_has_the_same_batches():
     one, four = (batches(make_trainer(), epoch) for epoch in (1, 4))
     assert not np.array_equal(one[0], four[0])
     trainer = make_trainer()
-    assert np.array_equal(batches_of_resumed(4, trainer)[0], one[0])
+    assert np.array_equal(resumed_batches(4, trainer)[0], one[0])
     # afterwards, the task is as it was
     assert np.array_equal(batches(trainer, 4)[0], four[0])
 
 
 @pytest.mark.parametrize("option", ["disable_iterator_cache", "update_epoch_batch_itr"])
-def test_resumed_epoch_has_batches_of_its_own_if_each_epoch_has(option):
-    resumed = batches_of_resumed(4, make_trainer(), **{option: True})
+def test_a_resumed_epoch_has_new_batches_if_each_epoch_has(option):
+    resumed = resumed_batches(4, make_trainer(), **{option: True})
     assert np.array_equal(resumed[0], batches(make_trainer(), 4)[0])
 
 
-def test_resumed_task_with_its_own_iterator_keeps_it():
-    resumed = batches_of_resumed(4, make_trainer(OwnBatches))
+def test_a_task_with_an_iterator_keeps_its_batches():
+    resumed = resumed_batches(4, make_trainer(TaskWithItsBatches))
     assert np.array_equal(resumed[0], batches(make_trainer(), 4)[0])
 
 
-def test_resumed_epoch_has_the_seed_of_the_first():
+def test_a_resumed_epoch_has_the_same_seed():
     """With --update-ordered-indices-seed, fairseq adds the epoch to the seed."""
-    resumed = batches_of_resumed(4, make_trainer(seed_grows=True), seed=1 + 4)
+    resumed = resumed_batches(4, make_trainer(seed_grows=True), seed=1 + 4)
     assert np.array_equal(resumed[0], batches(make_trainer(), 1, seed=1 + 1)[0])
 
 
-def test_copy_appears_only_when_it_is_complete(tmp_path, monkeypatch):
+def test_a_copy_appears_only_when_it_is_complete(tmp_path, monkeypatch):
     source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
     source.write_bytes(b"new" * 1000)
     target.write_bytes(b"old")
     seen = []
     replace = os.replace
 
-    def watch(part, place):
+    def watch(part, path):
         seen.append((os.path.getsize(part), target.read_bytes()))
-        replace(part, place)
+        replace(part, path)
 
     monkeypatch.setattr(os, "replace", watch)
     assert PathManager.copy(str(source), str(target), overwrite=True)
@@ -132,7 +132,7 @@ def test_copy_appears_only_when_it_is_complete(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == [source.name, target.name]
 
 
-def test_copy_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_copy_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
     source.write_bytes(b"new" * 1000)
     target.write_bytes(b"old")

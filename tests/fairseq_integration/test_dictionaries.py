@@ -34,16 +34,16 @@ def model(source="abcd", target="abcd", **task):
 
 
 @pytest.mark.parametrize(
-    ("given", "side"), [({"source": "abdc"}, "source"), ({"target": "abce"}, "target")]
+    ("symbols", "side"), [({"source": "abdc"}, "source"), ({"target": "abce"}, "target")]
 )
-def test_digest_refuses_other_symbols_and_names_the_side(given, side):
+def test_digest_refuses_other_symbols_and_names_the_side(symbols, side):
     state = model().state_dict()
     with pytest.raises(ValueError, match=REFUSED.format(side)):
-        model(**given).load_state_dict(state)
+        model(**symbols).load_state_dict(state)
     model().load_state_dict(state)
 
 
-def test_digest_comes_before_torchs_error_of_sizes():
+def test_digest_is_checked_before_sizes():
     state = model().state_dict()
     state["weight"] = torch.ones(3, 2)
     with pytest.raises(ValueError, match=REFUSED.format("source")):
@@ -65,14 +65,14 @@ def test_digest_accepts_a_state_without_one():
     ],
     ids=["half", "bfloat16", "copy", "pickle"],
 )
-def test_digest_survives(change):
+def test_digest_survives_casts_and_copies(change):
     state = change(model()).state_dict()
     model().load_state_dict(state)
     with pytest.raises(ValueError, match=REFUSED.format("source")):
         change(model("dcba")).load_state_dict(state)
 
 
-def test_digest_survives_the_average_of_many_checkpoints():
+def test_digest_survives_an_average_of_many_checkpoints():
     """fairseq adds integers and divides the sum, rounding down."""
     states = [model().state_dict() for _ in range(50)]
     mean = {name: sum(state[name] for state in states) for name in states[0]}
@@ -95,7 +95,7 @@ def test_digest_depends_on_symbols_and_order_alone():
     assert all(0 <= number < 2**32 for number in digest(dictionary()).tolist())
 
 
-def test_folders_of_data_must_have_the_same_symbols(tmp_path):
+def test_data_folders_must_have_the_same_symbols(tmp_path):
     for name, symbols in (("one", "ab"), ("same", "ab"), ("other", "ba")):
         (tmp_path / name).mkdir()
         dictionary(symbols).save(str(tmp_path / name / "dict.txt"))
@@ -106,7 +106,7 @@ def test_folders_of_data_must_have_the_same_symbols(tmp_path):
         model(cfg=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/other"))
 
 
-def test_models_of_all_papers_have_a_digest():
+def test_each_papers_models_have_a_digest():
     for build, _ in CASES.values():
         names = [name for name in build().state_dict() if name.startswith("dictionary_version.")]
         assert names == ["dictionary_version.source", "dictionary_version.target"]
@@ -114,7 +114,7 @@ def test_models_of_all_papers_have_a_digest():
 
 @pytest.mark.parametrize("impl", ["mmap", "lazy"])
 @pytest.mark.parametrize(("unknown", "level"), [(2, logging.WARNING), (1, logging.INFO)])
-def test_unknown_tokens_above_one_percent_are_a_warning(tmp_path, caplog, impl, unknown, level):
+def test_more_than_one_percent_unknown_is_a_warning(tmp_path, caplog, impl, unknown, level):
     caplog.set_level(logging.INFO)
     letters = dictionary("a")
     text = [letters.unk()] * unknown + [letters.index("a")] * (100 - unknown)

@@ -63,7 +63,7 @@ class Scale(Float32Module):
         self.within = nn.Linear(2, 2)
 
 
-def test_half_precision_leaves_them_and_double_and_devices_are_as_for_any_module():
+def test_a_float32_module_ignores_half_precision_alone():
     model = nn.Sequential(nn.Linear(2, 2), Scale())
     before = copy.deepcopy(model[1].state_dict())
     for cast, dtype in (
@@ -84,7 +84,7 @@ def test_half_precision_leaves_them_and_double_and_devices_are_as_for_any_module
     assert model[1].scale.dtype == torch.float64
 
 
-def test_a_rule_is_read_by_its_kind():
+def test_an_update_rule_is_returned_by_its_class():
     class Schedule(UpdateRule):
         pass
 
@@ -101,7 +101,7 @@ def test_a_rule_is_read_by_its_kind():
     assert update_rule(other, UpdateRule) is None
 
 
-def test_options_of_adam_are_those_that_torch_takes():
+def test_adam_options_are_torchs():
     cfg = OmegaConf.structured(FairseqAdamConfig)
     expected = {"lr": 0.5, "betas": (0.9, 0.98), "eps": 1e-9, "weight_decay": 0.1}
     for betas in ("(0.9, 0.98)", "[0.9, 0.98]", (0.9, 0.98)):
@@ -125,7 +125,7 @@ class Descent(OwnRulesStep, FairseqOptimizer):
         ([3.0, float("nan")], 1.0, [1.0, 1.0]),
     ],
 )
-def test_under_amp_gradients_are_unscaled_once_and_skipped_if_not_finite(gradient, clip, expected):
+def test_amp_unscales_gradients_once_and_skips_infinite_ones(gradient, clip, expected):
     weight = nn.Parameter(torch.ones(2))
     optimizer = AMPOptimizer(
         configuration("adam", amp=True, fp16_init_scale=128), [weight], Descent(None, [weight])
@@ -192,8 +192,8 @@ def build(precision, name, dtype):
         return model, build_optimizer(cfg.optimizer, params), params, params
     optimizer = WRAPPERS.get(precision, FP16Optimizer).build_optimizer(cfg, params)
     if precision == "flat":
-        (copy_of_all,) = optimizer.fp32_params.values()
-        pieces = copy_of_all.data.split([p.numel() for p in params])
+        (flat_copy,) = optimizer.fp32_params.values()
+        pieces = flat_copy.data.split([p.numel() for p in params])
         return model, optimizer, params, [x.view_as(p) for x, p in zip(pieces, params, strict=True)]
     masters = optimizer.fp32_params if precision == "one by one" else params
     return model, optimizer, params, masters
@@ -235,7 +235,7 @@ def test_constraints_hold_where_the_optimizer_works(precision, name, dtype):
     assert max(reached["3.value"]) > 1
 
 
-def test_the_task_constrains_a_model_that_is_wrapped_for_several_workers():
+def test_the_task_constrains_a_wrapped_model():
     task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(), dictionary())
     model, optimizer, params, _ = build("one by one", "adam", torch.bfloat16)
     wrapped = ModuleProxyWrapper(LegacyDistributedDataParallel(model, process_group=None))
@@ -245,7 +245,7 @@ def test_the_task_constrains_a_model_that_is_wrapped_for_several_workers():
         assert ((model[3].value >= 0) & (model[3].value <= 1)).all()
 
 
-def test_what_keeps_other_weights_than_the_models_is_refused():
+def test_an_optimizer_with_other_weights_is_refused():
     # without constraints, the optimizer is not inspected
     apply_constraints(object(), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
     model, optimizer, *_ = build("plain", "adam", torch.float32)

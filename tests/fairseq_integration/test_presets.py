@@ -62,8 +62,8 @@ def made_up():
 
 def parse(*words):
     """Return the model's options as fairseq-train reads them."""
-    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
-    return convert_namespace_to_omegaconf(given).model
+    parsed = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return convert_namespace_to_omegaconf(parsed).model
 
 
 def values(cfg):
@@ -88,7 +88,7 @@ def test_a_preset_sets_what_the_command_line_leaves_open(words, expected):
 
 
 @pytest.mark.parametrize(("task", "refused"), [("translation", True), ("language_modeling", False)])
-def test_arch_checks_the_class_of_the_task(task, refused):
+def test_arch_checks_the_tasks_class(task, refused):
     def check(kind):
         if kind.__name__ == "TranslationTask":
             raise ValueError(f"the task is {kind.__name__}")
@@ -109,11 +109,11 @@ def configure(model):
 
 
 def test_hydra_has_the_same_presets():
-    for given, expected in (
+    for chosen, expected in (
         ({"_name": "made_up"}, [8, 2, None]),
         ({"_name": "made_up_large", "depth": 2, "span": 5}, [64, 2, 5]),
     ):
-        cfg = configure(given)
+        cfg = configure(chosen)
         assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
         # the checkpoint has the same values
         saved = OmegaConf.create(OmegaConf.to_container(cfg))
@@ -130,10 +130,10 @@ def test_hydra_has_the_same_presets():
         ("transformer", "--bf16", False),
     ],
 )
-def test_bf16_is_for_tpus_only_where_there_may_be_one(monkeypatch, name, words, unset):
+def test_bf16_sets_tpu_only_where_there_may_be_one(monkeypatch, name, words, unset):
     def tpu():
-        given = ["data", "--arch", name, words]
-        return options.parse_args_and_arch(options.get_training_parser(), given).tpu
+        line = ["data", "--arch", name, words]
+        return options.parse_args_and_arch(options.get_training_parser(), line).tpu
 
     assert tpu() != unset
     find = importlib.util.find_spec

@@ -20,19 +20,19 @@ SMALL = {
 }
 
 
-def test_it_has_the_options_of_fairseqs_parser_and_positions_of_the_task():
+def test_options_equal_those_of_fairseqs_parser():
     parser = argparse.ArgumentParser(add_help=False)
     TransformerModel.add_args(parser)
     known = set(OmegaConf.structured(TransformerOptions)) - {"_name"}
     # decoder_input_dim has no flag
     assert known - {"decoder_input_dim"} == {action.dest for action in parser._actions}
     cfg = OmegaConf.create({"model": TransformerOptions, "task": {"max_source_positions": 7}})
-    found = parsed(cfg.model)
-    assert (found.max_source_positions, found.max_target_positions) == (7, 1024)
+    model = parsed(cfg.model)
+    assert (model.max_source_positions, model.max_target_positions) == (7, 1024)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "chosen",
     [
         {},
         {
@@ -44,13 +44,13 @@ def test_it_has_the_options_of_fairseqs_parser_and_positions_of_the_task():
         {"dropout": 0.3, "activation_fn": "gelu", "adaptive_softmax_cutoff": [3, 5]},
     ],
 )
-def test_fairseq_builds_of_it_what_it_builds_of_parsed_options(given):
-    cfg = OmegaConf.merge(OmegaConf.structured(TransformerOptions), given)
-    found, expected = parsed(cfg), Namespace(**given)
-    for options in (found, expected):
+def test_options_are_completed_like_parsed_ones(chosen):
+    cfg = OmegaConf.merge(OmegaConf.structured(TransformerOptions), chosen)
+    both = parsed(cfg), Namespace(**chosen)
+    for options in both:
         base_architecture(options)
-    built, wanted = map(TransformerConfig.from_namespace, (found, expected))
-    assert built == wanted
+    actual, expected = map(TransformerConfig.from_namespace, both)
+    assert actual == expected
     assert OmegaConf.to_yaml(OmegaConf.create(vars(parsed(cfg)))).count("${") == 0
 
 
@@ -59,13 +59,13 @@ def test_a_checkpoint_is_built_with_pruned_layers(model):
     trained = fairseq.models.build_model(
         OmegaConf.create({"_name": model, **SMALL}), tiny.tiny_task()
     )
-    kept = {"encoder_layers_to_keep": "1", "decoder_layers_to_keep": "0"}
-    options = OmegaConf.create({"_name": model, **SMALL, **kept})
+    pruning = {"encoder_layers_to_keep": "1", "decoder_layers_to_keep": "0"}
+    options = OmegaConf.create({"_name": model, **SMALL, **pruning})
     loaded = fairseq.models.build_model(options, tiny.tiny_task(), from_checkpoint=True)
     loaded.load_state_dict(trained.state_dict(), model_cfg=options)
     assert len(loaded.encoder.layers) == 1
-    kept, layers = loaded.encoder.layers[0].state_dict(), trained.encoder.layers
-    assert all(torch.equal(kept[name], x) for name, x in layers[1].state_dict().items())
+    layer, layers = loaded.encoder.layers[0].state_dict(), trained.encoder.layers
+    assert all(torch.equal(layer[name], x) for name, x in layers[1].state_dict().items())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adam_with_memory"])

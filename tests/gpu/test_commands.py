@@ -21,8 +21,8 @@ NATS = 0.6931471805599453
 
 
 def losses(printed):
-    found = sorted((k, v) for k, v in logged(printed).items() if k[0] == "train_inner")
-    return [float(values["loss"]) * NATS for _, values in found]
+    updates = sorted((k, v) for k, v in logged(printed).items() if k[0] == "train_inner")
+    return [float(values["loss"]) * NATS for _, values in updates]
 
 
 def train(corpora, paper, folder, device, precision, *options):
@@ -65,15 +65,15 @@ def on_cpu(corpora, tmp_path_factory):
 def test_train_resume_evaluate_generate(paper, device, precision, corpora, on_cpu, tmp_path):
     in_training, after, in_evaluation = TOLERANCES[precision]
     saving = ("--save-interval-updates", SAVED, "--no-epoch-checkpoints")
-    found = losses(train(corpora, paper, tmp_path, device, precision, *saving))
-    assert len(found) == UPDATES
-    assert found == pytest.approx(on_cpu(paper), abs=in_training)
+    trained = losses(train(corpora, paper, tmp_path, device, precision, *saving))
+    assert len(trained) == UPDATES
+    assert trained == pytest.approx(on_cpu(paper), abs=in_training)
 
     (checkpoint,) = tmp_path.glob(f"checkpoint_*_{SAVED}.pt")
     again = ("--restore-file", checkpoint, "--no-save")
     resumed = losses(train(corpora, paper, tmp_path / "again", device, precision, *again))
-    assert resumed[0] == pytest.approx(found[SAVED], abs=after)
-    assert resumed == pytest.approx(found[SAVED:], abs=in_training)
+    assert resumed[0] == pytest.approx(trained[SAVED], abs=after)
+    assert resumed == pytest.approx(trained[SAVED:], abs=in_training)
 
     data, _ = TRAININGS[paper]
     if paper == "product_key_memory":

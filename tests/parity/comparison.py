@@ -61,7 +61,7 @@ class Case(NamedTuple):
     expected: dict
 
     @classmethod
-    def read(cls, folder):
+    def from_folder(cls, folder):
         with np.load(folder / "expected.npz") as losses:
             return cls(folder, json.loads((folder / "config.json").read_text()), dict(losses))
 
@@ -98,9 +98,9 @@ class Case(NamedTuple):
         largest, rounding = float(np.abs(difference).max()), 0.0
         if self.config["source"] == "adaptive-span":
             # the block size does not change how far back the model reads
-            found = [self.expected[other] for other in self.config["settings"]]
-            rounding = max(root_mean_square(a - b) for a in found for b in found)
-        return Differences(len(losses), largest, root_mean_square(difference), rounding)
+            losses = [self.expected[other] for other in self.config["settings"]]
+            rounding = max(root_mean_square(a - b) for a in losses for b in losses)
+        return Differences(len(expected), largest, root_mean_square(difference), rounding)
 
     def cluster_order(self, segment):
         """Return the order in which the original Transformer-XL returns the losses of the tokens.

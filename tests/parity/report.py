@@ -1,5 +1,7 @@
 """The table of differences from the original code, at the end of pytest's output."""
 
+import itertools
+
 from scripts._shared.results import markdown_table
 
 # a test records its row under this name
@@ -9,7 +11,7 @@ HEADERS += ["the original's own", "agrees"]
 
 
 def pytest_terminal_summary(terminalreporter):
-    reports = [report for found in terminalreporter.stats.values() for report in found]
+    reports = itertools.chain(*terminalreporter.stats.values())
     rows = [
         value
         for report in reports

@@ -33,9 +33,9 @@ def build_memory(embed_dim, heads, query_dim, **options):
     query = {name: value for name, value in options.items() if name in QUERY}
     output = {name: value for name, value in options.items() if name in OUTPUT}
     rest = {name: options[name] for name in options.keys() - QUERY - OUTPUT}
-    for given, name in ((query, "query_dropout"), (output, "value_dropout")):
-        if name in given:
-            given["dropout"] = given.pop(name)
+    for arguments, name in ((query, "query_dropout"), (output, "value_dropout")):
+        if name in arguments:
+            arguments["dropout"] = arguments.pop(name)
     if query:
         rest["query"] = QueryNetwork(embed_dim, heads, query_dim, **query)
     if output:

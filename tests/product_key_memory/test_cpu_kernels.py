@@ -1,13 +1,13 @@
 """Compiled loops give the same results on any number of threads, and run without a cache."""
 
-import builtins
+import importlib
 
 import numba
 import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory import cpu_kernels
+from fairseq_plugins.product_key_memory import cpu_kernels, cpu_loops
 from tests.product_key_memory.layer import WIDTH, adam_with_memory, learn, make_memory
 
 assert cpu_kernels.use_numba(torch.ones(1))
@@ -23,7 +23,7 @@ def trained():
     return dict(memory.state_dict())
 
 
-def test_two_threads_compute_exactly_what_one_does():
+def test_kernels_compute_the_same_on_two_threads():
     """Compare selection, sums and updates; a step that divides by 0 raises nothing."""
     threads, results = torch.get_num_threads(), []
     try:
@@ -46,20 +46,20 @@ def test_two_threads_compute_exactly_what_one_does():
     assert all(x.isfinite().all() for x in results[0])
 
 
-def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatch, caplog):
+def test_kernels_without_numba_are_torchs_operations(monkeypatch, caplog):
     with_numba, message = trained(), "Numba needs NumPy 9 or less"
-    imported = builtins.__import__
+    imported = importlib.import_module
 
     def refuse(name, *args):
-        if name == "numba":
+        if name.endswith("cpu_loops"):
             raise ImportError(message)
         return imported(name, *args)
 
-    cpu_kernels.import_numba.cache_clear()
+    cpu_kernels.import_loops.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(builtins, "__import__", refuse)
+        patched.setattr(importlib, "import_module", refuse)
         without = trained()
-    cpu_kernels.import_numba.cache_clear()
+    cpu_kernels.import_loops.cache_clear()
     torch.testing.assert_close(without, with_numba)
     warned = [record.levelname for record in caplog.records if message in record.message]
     assert warned == ["WARNING"]
@@ -69,26 +69,26 @@ def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatc
     ("threads", "refuse"),
     [(1, None), (2, None), (1, RuntimeError("no locator")), (1, OSError(28, "No space left"))],
 )
-def test_loops_run_on_torchs_threads_and_where_nothing_can_be_written(monkeypatch, threads, refuse):
+def test_loops_run_on_torchs_threads_and_without_a_cache(monkeypatch, threads, refuse):
     def fill(numbers, value):
         for i in numba.prange(len(numbers)):
             numbers[i] = value
 
     compile_loop, asked, options = numba.njit, [], []
 
-    def njit(cache, **given):
-        options.append((cache, given["parallel"]))
+    def njit(cache, **arguments):
+        options.append((cache, arguments["parallel"]))
         if cache and refuse is not None:
             raise refuse
-        return compile_loop(**given)
+        return compile_loop(**arguments)
 
-    monkeypatch.setattr(cpu_kernels.numba, "njit", njit)
-    monkeypatch.setattr(cpu_kernels.torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(cpu_kernels.numba.config, "NUMBA_NUM_THREADS", 8)
-    monkeypatch.setattr(cpu_kernels.numba, "set_num_threads", asked.append)
+    monkeypatch.setattr(cpu_loops.numba, "njit", njit)
+    monkeypatch.setattr(cpu_loops.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(cpu_loops.numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(cpu_loops.numba, "set_num_threads", asked.append)
     numbers = np.zeros(5)
-    cpu_kernels.compiled(fill)(numbers, 2.0)
+    cpu_loops.compiled(fill)(numbers, 2.0)
     assert numbers.tolist() == [2.0] * 5
     tried = [True] if refuse is None else [True, False]
-    assert options == [(kept, threads > 1) for kept in tried]
+    assert options == [(cached, threads > 1) for cached in tried]
     assert asked == ([2] if threads > 1 else [])

@@ -1,4 +1,4 @@
-"""Memories from options, and their place in fairseq's layers and in segment models."""
+"""Memories from options, and their position in fairseq's layers and in segment models."""
 
 import dataclasses
 
@@ -9,9 +9,8 @@ from fairseq.modules.transformer_layer import (
     TransformerEncoderLayerBase,
 )
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from omegaconf import OmegaConf
 
-from fairseq_plugins.fairseq_integration.memory_options import MemoryLayersOptions, MemoryOptions
+from fairseq_plugins.fairseq_integration.memory_options import MemoryLayersOptions
 from fairseq_plugins.fairseq_integration.parameters import update_rule
 from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, parse_memory_layers
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
@@ -21,8 +20,8 @@ from tests import tiny
 from tests.product_key_memory.tiny import (
     BUILDERS,
     build,
-    inputs_of,
     memories,
+    model_inputs,
     padded,
     score,
     tiny_language_model,
@@ -93,9 +92,9 @@ def test_memory_builder_passes_on_every_option():
     assert rates == (0.1, 0.2, 0.3)
     assert (memory.knn, memory.keys.kernel, memory.values.kernel) == (7, "plain", "plain")
     assert isinstance(memory.keys, FlatKeys)
-    of_models = {"layers", "optimizer", "share_values", "interleave"}
+    model_options = {"layers", "optimizer", "share_values", "interleave"}
     names = {option.name for option in dataclasses.fields(MemoryLayersOptions)} - {"_name"}
-    assert names == {f"memory_{name}" for name in of_models | choices.keys()}
+    assert names == {f"memory_{name}" for name in model_options | choices.keys()}
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -106,21 +105,9 @@ def test_memory_builder_shares_values_if_asked_to(share):
     assert other.keys is not first.keys
 
 
-def test_the_optimizer_is_that_of_the_training():
-    """The option takes it from the rest of the configuration, if it names one."""
-    for others, expected in [
-        ({"optimizer": {"_name": "adam_with_memory"}}, "adam_with_memory"),
-        ({}, None),
-        ({"optimizer": None}, None),
-        ({"optimizer": {"lr": [0.1]}}, None),
-    ]:
-        cfg = OmegaConf.create({"model": MemoryOptions(), **others})
-        assert cfg.model.memory_optimizer == expected
-
-
 @pytest.mark.parametrize("keys", ["product", "flat"])
 @pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
-def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
+def test_only_adam_with_memory_gets_the_values(optimizer, keys):
     """It also finds them through the copies in single precision that --bf16 makes."""
     (memory,) = build_from_options(optimizer=optimizer, keys=keys)
     memory.bfloat16()
@@ -136,7 +123,7 @@ def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
 # --- layers
 
 PLACES = pytest.mark.parametrize(
-    "place", [{}, {"memory_interleave": True}], ids=["replaced", "interleaved"]
+    "position", [{}, {"memory_interleave": True}], ids=["replaced", "interleaved"]
 )
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 MODELS = pytest.mark.parametrize("kind", BUILDERS)
@@ -150,10 +137,10 @@ def add(x, sublayer, layer_norm, pre_norm):
 @pytest.mark.parametrize("kind", BUILDERS)
 @PLACES
 @NORMS
-def test_a_layer_is_what_is_written_out(kind, place, pre_norm):
+def test_a_layer_equals_its_sublayers(kind, position, pre_norm):
     part = "encoder" if kind == "translation" else "decoder"
     options = {f"{part}_normalize_before": pre_norm, f"{part}_ffn_embed_dim": 24}
-    model, x = build(kind, **place, **options).eval(), torch.randn(5, 3, 16)
+    model, x = build(kind, **position, **options).eval(), torch.randn(5, 3, 16)
     (memory,) = memories(getattr(model, part))
     if segments := kind in ("transformer_xl", "all_attention"):
         network = model.decoder.network
@@ -178,7 +165,7 @@ def test_a_layer_is_what_is_written_out(kind, place, pre_norm):
         return layer.fc2(torch.relu(layer.fc1(x)))
 
     x = add(x, attention, layer.self_attn_layer_norm, pre_norm)
-    if place:
+    if position:
         x = add(x, feed_forward, layer.final_layer_norm, pre_norm)
         x = add(x, memory, layer.memory_layer_norm, pre_norm)
     else:
@@ -212,9 +199,7 @@ SCALES = {"scale_attn": True, "scale_heads": True, "scale_resids": True}
     ],
 )
 @NORMS
-def test_a_layer_whose_feed_forward_is_replaced_is_fairseqs_in_all_else(
-    kind, part, options, pre_norm, training
-):
+def test_a_layer_equals_fairseqs_except_for_its_memory(kind, part, options, pre_norm, training):
     """Attention of all kinds, dropout, masks, scales, and the weights that it returns."""
     norms = {f"{part}_normalize_before": pre_norm}
     model = build(kind, dropout=0.3, attention_dropout=0.2, **norms, **options).train(training)
@@ -240,7 +225,7 @@ def test_a_layer_whose_feed_forward_is_replaced_is_fairseqs_in_all_else(
         assert fairseqs is None if ours is None else torch.equal(ours, fairseqs)
 
 
-def test_memories_stand_in_the_layers_that_are_named():
+def test_memories_are_in_the_layers_that_the_option_names():
     # memories are added to layers without feed-forward sublayers
     for interleave in (False, True):
         model = build("all_attention", memory_layers="1,3", memory_interleave=interleave)
@@ -256,11 +241,11 @@ def test_memories_stand_in_the_layers_that_are_named():
 
 @MODELS
 @PLACES
-def test_padding_changes_nothing(kind, place):
+def test_padding_changes_nothing(kind, position):
     """Padding affects neither scores nor the statistics of batch norm."""
 
     def pass_over(extra):
-        model = build(kind, memory_query_batch_norm=True, **place).train()
+        model = build(kind, memory_query_batch_norm=True, **position).train()
         scores = score(model, padded(7, 4, 5, width=7 + extra))
         means = [memory.query.batch_norm.running_mean for memory in memories(model)]
         assert all(mean.any() for mean in means)
@@ -272,12 +257,12 @@ def test_padding_changes_nothing(kind, place):
 
 @MODELS
 @PLACES
-def test_incremental_decoding_is_a_full_pass(kind, place):
-    model = build(kind, **place).eval()
+def test_incremental_decoding_equals_a_full_pass(kind, position):
+    model = build(kind, **position).eval()
     batch, state, options = tiny.tokens(3, 9), {}, {}
     full = score(model, batch)
     if kind == "translation":
-        source, lengths, _ = inputs_of(model, batch)
+        source, lengths, _ = model_inputs(model, batch)
         options["encoder_out"] = model.encoder(source, src_lengths=lengths)
     for end in range(1, 10):
         step, _ = model.decoder(batch[:, :end], incremental_state=state, **options)
@@ -300,19 +285,19 @@ SHARED = {"memory_interleave": True, "memory_share_values": True, "memory_output
 
 
 @MODELS
-@pytest.mark.parametrize("place", [{}, {"memory_interleave": True}, SHARED])
-def test_recomputed_activations_and_hidden_values_change_no_gradient(kind, place):
-    expected = gradients(kind, False, memory_optimizer="adam", **place)
+@pytest.mark.parametrize("position", [{}, {"memory_interleave": True}, SHARED])
+def test_checkpointing_and_hidden_values_change_no_gradient(kind, position):
+    expected = gradients(kind, False, memory_optimizer="adam", **position)
     tables = [name for name in expected if name.endswith("values.weight")]
-    assert len(tables) == (2 if kind == "translation" and place is not SHARED else 1)
+    assert len(tables) == (2 if kind == "translation" and position is not SHARED else 1)
     for optimizer in ("adam", "adam_with_memory"):
         torch.testing.assert_close(
-            gradients(kind, True, memory_optimizer=optimizer, **place), expected
+            gradients(kind, True, memory_optimizer=optimizer, **position), expected
         )
 
 
 @MODELS
-def test_an_update_without_the_values_is_refused(kind):
+def test_a_model_refuses_an_optimizer_that_skips_its_values(kind):
     model = build(kind, memory_optimizer="adam_with_memory")
     # one update of two batches
     for _ in range(2):

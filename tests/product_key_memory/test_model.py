@@ -26,15 +26,15 @@ from tests.recipes import HYDRA
 
 @pytest.mark.filterwarnings(HYDRA)
 @pytest.mark.parametrize("arch", LANGUAGE_MODELS)
-def test_presets_are_the_papers_models(arch):
+def test_presets_equal_the_papers_models(arch):
     # section 4.5
-    places = {"ablation": [5], "tiny": [3]}.get(arch.split("_")[-1], [])
+    numbers = {"ablation": [5], "tiny": [3]}.get(arch.split("_")[-1], [])
     task = ("--task", "language_modeling", "--tokens-per-sample", "512")
     cfg = convert_namespace_to_omegaconf(tables.parse(["DATA", *task, "--arch", arch]))
     # a model that kept omegaconf's generated classes could not be pickled
     decoder = pickle.loads(pickle.dumps(tables.build(cfg.model, 60_000))).decoder
     by_layer = {number: memories(layer) for number, layer in enumerate(decoder.layers, start=1)}
-    assert [number for number, there in by_layer.items() if there] == places
+    assert [number for number, there in by_layer.items() if there] == numbers
     for (memory,) in filter(None, by_layer.values()):
         assert (memory.heads, memory.knn) == (4, 8 if "tiny" in arch else 32)
     assert not any(layer.normalize_before for layer in decoder.layers)
@@ -53,12 +53,6 @@ def test_presets_are_the_papers_models(arch):
             {"memory_layers": "2", "decoder_layers_to_keep": "1"},
             "--decoder-layers-to-keep is 1 with --memory-layers 2: leave one",
         ),
-        (
-            tiny_language_model,
-            {"memory_layers": "2", "base_layers": 1},
-            "--base-layers is 1 with --memory-layers 2: leave one",
-        ),
-        (tiny_transformer, {"encoder_memory_layers": "3"}, "--encoder-memory-layers is '3'"),
         (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
         (
             tiny_transformer,
@@ -67,13 +61,13 @@ def test_presets_are_the_papers_models(arch):
         ),
     ],
 )
-def test_options_that_no_model_can_have_are_refused(build_it, options, words):
+def test_models_refuse_impossible_options(build_it, options, words):
     with pytest.raises(ValueError, match=words):
         build_it(**options)
 
 
 @pytest.mark.parametrize("build_it", [tiny_language_model, tiny_transformer])
-def test_options_without_a_memory_are_warned_of(build_it, caplog):
+def test_memory_options_without_a_memory_cause_a_warning(build_it, caplog):
     build_it(memory_output_norm=True, memory_optimizer=None)
     (warning,) = (text for text in caplog.messages if "memory" in text)
     assert "memory-layers for --memory-slots, " in warning
@@ -81,7 +75,7 @@ def test_options_without_a_memory_are_warned_of(build_it, caplog):
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_an_average_of_weights_has_the_hidden_values_and_statistics(kind):
+def test_an_average_has_the_hidden_values_and_statistics(kind):
     """fairseq's --store-ema averages by the names of the state, with the decay 0.5 here."""
     model = build(kind, memory_optimizer="adam_with_memory", memory_query_batch_norm=True)
     config = SimpleNamespace(ema_decay=0.5, ema_seed_model=None, ema_fp32=False)

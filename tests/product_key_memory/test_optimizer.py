@@ -51,19 +51,19 @@ MODELS = {
 def adam_by_hand(state, grad, step, lr, scale, decay):
     """Return the state after a step of Adam for the rows that have a gradient."""
     table, mean, square = state
-    read = grad.ne(0).any(-1, keepdim=True)
+    has_gradient = grad.ne(0).any(-1, keepdim=True)
     grad = grad * scale
     new_mean = BETAS[0] * mean + (1 - BETAS[0]) * grad
     new_square = BETAS[1] * square + (1 - BETAS[1]) * grad**2
     corrected = lr * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
     new = table * (1 - decay * lr) - corrected * new_mean / (new_square.sqrt() + EPS)
     after = (new, new_mean, new_square)
-    return [torch.where(read, x, old) for x, old in zip(after, state, strict=True)]
+    return [torch.where(has_gradient, x, old) for x, old in zip(after, state, strict=True)]
 
 
 @pytest.mark.parametrize("at_once", [1 << 22, 3 * WIDTH])
 @pytest.mark.parametrize("model", MODELS)
-def test_training_is_that_with_dense_gradients(monkeypatch, model, at_once, loop_or_operations):
+def test_training_equals_adam_with_dense_gradients(monkeypatch, model, at_once, loop_or_operations):
     """Updates alternate between one and two passes, with and without clipping."""
     monkeypatch.setitem(UPDATED_AT_ONCE, "cpu", at_once)
     ours, plain = (MODELS[model](apart) for apart in (True, False))
@@ -100,15 +100,15 @@ def test_training_is_that_with_dense_gradients(monkeypatch, model, at_once, loop
         before = ours.values.weight.detach().clone()
         optimizer.step()
         state = adam_by_hand(state, plain.values.weight.grad.double(), step, 0.02, scale, 0.1)
-        read = plain.values.weight.grad.any(1)
-        assert torch.equal(ours.values.weight[~read], before[~read])
+        unread = ~plain.values.weight.grad.any(1)
+        assert torch.equal(ours.values.weight[unread], before[unread])
         plain.load_state_dict(ours.state_dict())
         plain.values.weight.data.copy_(state[0])
         torch.testing.assert_close(ours.values.weight, plain.values.weight, rtol=1e-5, atol=1e-6)
     assert len(optimizer.tables) == 1
 
 
-def test_what_the_loss_does_not_depend_on_moves_nothing(loop_or_operations):
+def test_a_loss_times_zero_moves_nothing(loop_or_operations):
     """fairseq gives workers that have no data left a batch whose loss it multiplies by 0."""
     memory = make_memory()
     optimizer = adam_with_memory(memory, memory_weight_decay=0.1)
@@ -122,17 +122,6 @@ def test_what_the_loss_does_not_depend_on_moves_nothing(loop_or_operations):
     optimizer.clip_grad_norm(1.0)
     optimizer.step()
     assert all(map(torch.equal, learned, before))
-
-
-def test_an_updates_gradients_take_the_memory_of_the_last_ones():
-    memory, places = make_memory(slots=16, knn=16), []
-    optimizer = adam_with_memory(memory)
-
-    def note(_):
-        places.append(memory.values.weight.grad.values().data_ptr())
-
-    learn(memory, optimizer, 3, after=note)
-    assert len(set(places)) == 1
 
 
 def test_an_update_that_is_not_finite_leaves_no_trace():
@@ -153,7 +142,7 @@ def test_an_update_that_is_not_finite_leaves_no_trace():
     assert torch.equal(memory.values.weight, other.values.weight)
 
 
-def test_schedules_leave_the_learning_rate_of_the_memory_alone():
+def test_a_schedule_does_not_change_the_memorys_learning_rate():
     memory = make_memory()
     optimizer = adam_with_memory(memory, lr=[0.5], memory_lr=0.125)
     optimizer.set_lr(0.25)
@@ -170,7 +159,7 @@ def test_schedules_leave_the_learning_rate_of_the_memory_alone():
     torch.testing.assert_close(before - memory.values.weight, moved)
 
 
-def test_a_resumed_training_goes_on_as_if_it_had_not_stopped():
+def test_a_resumed_training_is_the_unbroken_one():
     memory, resumed = make_memory(), make_memory(seed=5)
     optimizer = adam_with_memory(memory)
     learn(memory, optimizer)
@@ -184,23 +173,7 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped():
     assert other.get_lr() == 0.01
 
 
-def test_a_new_optimizer_starts_without_moments():
-    memory = make_memory()
-    learn(memory, adam_with_memory(memory))
-    twin = hide_values(copy.deepcopy(memory))
-    optimizers = [adam_with_memory(each) for each in (memory, twin)]
-    for each, optimizer in zip((memory, twin), optimizers, strict=True):
-        learn(each, optimizer, seed=4)
-        assert optimizer.state_dict()["tables"][0]["step"] == 5
-    assert torch.equal(memory.values.weight, twin.values.weight)
-
-
-def test_an_optimizer_updates_shared_values_once():
-    pair = make_pair()
-    assert adam_with_memory(pair).tables == [pair.values]
-
-
-def test_a_state_without_tables_is_that_of_adam():
+def test_a_model_without_memories_has_the_state_of_adam():
     layer = torch.nn.Linear(2, 2)
     optimizer = adam_with_memory(layer)
     assert optimizer.tables == []
@@ -215,12 +188,11 @@ def test_a_state_without_tables_is_that_of_adam():
     ("options", "words"),
     [
         ({"memory_lr": float("inf")}, "`memory_lr` is inf: .* finite"),
-        ({"memory_lr": -1.0}, "`memory_lr` is -1.0: .* 0 or more"),
         ({"memory_weight_decay": -0.5}, "`memory_weight_decay` is -0.5: .* 0 or more"),
         ({"fp16_adam_stats": True}, "--fp16-adam-stats .* leave it out"),
     ],
 )
-def test_options_that_no_optimizer_can_have_are_refused(options, words):
+def test_the_optimizer_refuses_impossible_options(options, words):
     with pytest.raises(ValueError, match=words):
         adam_with_memory(make_memory(), **options)
 
@@ -229,7 +201,7 @@ def test_options_that_no_optimizer_can_have_are_refused(options, words):
     ("slots", "times", "words"),
     [(81, 1, r"shape \(64, 8\), .* \(81, 8\)"), (64, 2, "2 memories, .* has 1")],
 )
-def test_the_state_of_other_memories_is_refused(slots, times, words):
+def test_the_optimizer_refuses_the_state_of_other_memories(slots, times, words):
     memory = make_memory()
     optimizer, other = adam_with_memory(memory), adam_with_memory(make_memory(slots=slots))
     learn(memory, optimizer, 1)
@@ -244,7 +216,7 @@ BF16 = torch.bfloat16
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def build_optimizer_for(memory, precision, eps=1e-8, **common):
+def build_optimizer_in(memory, precision, eps=1e-8, **common):
     choices = {"lr": [0.01], "adam_eps": eps, "_name": "adam_with_memory"}
     options = adam_options(AdamWithMemoryConfig, **choices)
     return in_precision(options, dense(memory), precision, **common)
@@ -258,13 +230,13 @@ def build_optimizer_for(memory, precision, eps=1e-8, **common):
         (torch.float16, "fp16", {"fp16_init_scale": 4, "memory_efficient_fp16": True}),
     ],
 )
-def test_in_half_precision_small_steps_add_up(dtype, precision, common):
+def test_half_precision_adds_up_small_steps(dtype, precision, common):
     exact = make_memory()
     with torch.no_grad():
         exact.values.weight.copy_(exact.values.weight.to(dtype))
     half = hide_values(copy.deepcopy(exact).to(dtype))
     reference = adam_with_memory(exact, memory_lr=1e-5)
-    optimizer = build_optimizer_for(half, precision, **common)
+    optimizer = build_optimizer_in(half, precision, **common)
     optimizer.optimizer.memory_lr = 1e-5
     rows, before = torch.tensor([1, 5, 60]), exact.values.weight.detach().clone()
     for _ in range(30):
@@ -286,7 +258,7 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
     assert {state[name].dtype for name in MOMENTS} == {torch.float32}
     # resuming copies the state, also in single precision
     saved = optimizer.state_dict()
-    resumed = build_optimizer_for(half, precision, **common)
+    resumed = build_optimizer_in(half, precision, **common)
     resumed.load_state_dict(saved)
     (moments,) = resumed.optimizer.moments
     for name in (*MOMENTS, "master"):
@@ -297,10 +269,10 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
 
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize("max_norm", [0.0, 0.01])
-def test_under_amp_the_values_learn_what_they_learn_without(max_norm, accumulated):
+def test_amp_trains_the_values_as_without_amp(max_norm, accumulated):
     plain, scaled = make_memory(), make_memory()
     reference = adam_with_memory(plain, adam_eps=1e-6)
-    optimizer = build_optimizer_for(scaled, "amp", 1e-6, fp16_init_scale=128)
+    optimizer = build_optimizer_in(scaled, "amp", 1e-6, fp16_init_scale=128)
     assert optimizer.scaler.get_scale() == 128
     for _ in range(4):
         x, norms = torch.randn(accumulated, 4, WIDTH), []
@@ -315,9 +287,9 @@ def test_under_amp_the_values_learn_what_they_learn_without(max_norm, accumulate
     torch.testing.assert_close(dict(scaled.state_dict()), dict(plain.state_dict()))
 
 
-def test_under_amp_an_overflow_in_a_table_alone_is_passed_over():
+def test_amp_skips_an_update_with_an_overflow_in_a_table():
     memory = make_memory()
-    optimizer = build_optimizer_for(memory, "amp", fp16_init_scale=128)
+    optimizer = build_optimizer_in(memory, "amp", fp16_init_scale=128)
     before = copy.deepcopy(memory.state_dict())
     optimizer.backward(memory(torch.randn(3, WIDTH)).sum())
     memory.values.weight.grad._values()[0] = torch.inf
@@ -327,26 +299,6 @@ def test_under_amp_an_overflow_in_a_table_alone_is_passed_over():
     torch.testing.assert_close(dict(memory.state_dict()), dict(before), rtol=0, atol=0)
     learn(memory, optimizer, updates=1)
     assert not torch.equal(memory.values.weight, before["values.weight"])
-
-
-def test_fp16_passes_over_an_overflow_and_goes_on():
-    memory = make_memory().to(torch.float16)
-    optimizer = build_optimizer_for(memory, "fp16", fp16_init_scale=2**30)
-    before = memory.values.weight.clone()
-    x = torch.randn(4, WIDTH).half()
-    for update in range(40):
-        optimizer.zero_grad()
-        optimizer.backward(memory(x).float().sum())
-        try:
-            optimizer.clip_grad_norm(0.0)
-        except OverflowError:
-            assert torch.equal(memory.values.weight, before)
-            continue
-        assert update > 0
-        optimizer.step()
-        break
-    assert not torch.equal(memory.values.weight, before)
-    assert memory.values.weight.isfinite().all()
 
 
 # --- two workers
@@ -412,7 +364,7 @@ def exchange(rank):
     return [mean.indices()[0], mean.values(), alone.to_dense(), nothing]
 
 
-def test_what_travels_is_the_union_of_the_rows(tmp_path):
+def test_workers_average_the_union_of_their_rows(tmp_path):
     for rows, grads, alone, nothing in on_two_workers(exchange, tmp_path):
         assert rows.tolist() == [1, 4, 8]
         assert grads.tolist() == [[0.5, 1.0], [6.5, 12.0], [2.5, 3.0]]

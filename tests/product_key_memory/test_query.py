@@ -22,7 +22,7 @@ def twins():
     return ours, torchs.double()
 
 
-def test_batch_norm_is_that_of_torch():
+def test_batch_norm_equals_torchs():
     ours, torchs = twins()
     for tokens, training in ((2, True), (30, True), (7, True), (4, False)):
         x = (3 * draw(tokens, FEATURES) + torch.arange(FEATURES)).detach().requires_grad_()
@@ -35,7 +35,7 @@ def test_batch_norm_is_that_of_torch():
 
 
 @pytest.mark.parametrize("offset", [0, 100, 1000])
-def test_batch_norm_in_single_precision_is_enough_where_the_mean_is_large(offset):
+def test_batch_norm_is_precise_where_the_mean_is_large(offset):
     x, (ours, torchs) = torch.randn(300, FEATURES) + offset, twins()
     exact = torchs(x.double())
     # float32 rounds a number by up to 2^-24 of its size
@@ -43,7 +43,7 @@ def test_batch_norm_in_single_precision_is_enough_where_the_mean_is_large(offset
     torch.testing.assert_close(ours.float()(x).double(), exact, **tolerance)
 
 
-def test_batch_norm_of_a_cast_model_keeps_statistics_that_can_follow_small_changes():
+def test_batch_norm_stays_in_single_precision():
     network = QueryNetwork(D, 2, 4, batch_norm=True).bfloat16()
     assert {x.dtype for x in network.batch_norm.state_dict().values()} == {torch.float32}
     assert network.double().batch_norm.running_mean.dtype == torch.float64
@@ -54,7 +54,7 @@ def test_batch_norm_of_a_cast_model_keeps_statistics_that_can_follow_small_chang
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_batch_norm_counts_activations_that_are_computed_again_once(reentrant):
+def test_batch_norm_counts_recomputed_activations_once(reentrant):
     plain = QueryNetwork(D, 2, 4, batch_norm=True).double()
     again, x = copy.deepcopy(plain), draw(7, D)
     plain(x).square().sum().backward()

@@ -38,8 +38,8 @@ def draw(kind, heads):
         # in both halves, the sub-scores are 0 to n - 1 in a random order
         queries.fill_(0)
         queries[..., [0, HALF]] = 1
-        for of_head in subkeys:
-            for half in of_head:
+        for head in subkeys:
+            for half in head:
                 half[:, 0] = torch.randperm(SUBKEYS).float()
         if kind == "sums that round alike":
             # above 2^24, float32 numbers are 2 apart: adding less than 1 changes nothing
@@ -96,7 +96,7 @@ KINDS = ["many values", "few values", "all alike", "one half alike"]
 @pytest.mark.parametrize("k", [1, 4, SUBKEYS, SUBKEYS + 1, 17, SLOTS])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kind", [*KINDS, "equal sums only", "sums that round alike"])
-def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k, kernel, loops_or_torch):
+def test_product_keys_give_the_best_slots_in_order(kind, heads, k, kernel, loops_or_torch):
     queries, subkeys = draw(kind, heads)
     selected = product_keys(subkeys, kernel)(queries, k)
     assert_best_pairs(*selected, sub_scores(queries, subkeys), k)
@@ -105,7 +105,7 @@ def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k, kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("k", [1, 7, 64, 100, 4096])
 @pytest.mark.parametrize("kind", [ProductKeys, FlatKeys])
-def test_many_keys_give_the_slots_of_a_search_through_all(kind, k, kernel, with_or_without_faiss):
+def test_many_keys_give_the_best_slots(kind, k, kernel, with_or_without_faiss):
     torch.manual_seed(k)
     keys, queries = kind(2, 64**2, 8, kernel), torch.randn(3, 2, 8)
     scores, slots = keys(queries, k)
@@ -123,7 +123,7 @@ def test_many_keys_give_the_slots_of_a_search_through_all(kind, k, kernel, with_
 @pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
 @pytest.mark.parametrize("limit", [0, 1, 500])
 @pytest.mark.parametrize("scores_at_a_time", [1, 2 * SLOTS, 1 << 24])
-def test_flat_keys_give_the_best_of_all_in_chunks_of_any_size(
+def test_flat_keys_give_the_best_slots_in_any_chunks(
     monkeypatch, scores_at_a_time, limit, k, with_or_without_faiss
 ):
     monkeypatch.setattr(fast_search, "FLAT_SCORES", scores_at_a_time)
@@ -140,7 +140,7 @@ def test_flat_keys_give_the_best_of_all_in_chunks_of_any_size(
 
 
 @pytest.mark.parametrize(("kind", "width"), [(ProductKeys, 16), (FlatKeys, 32)])
-def test_keys_start_uniform_within_one_over_the_root_of_their_width(kind, width):
+def test_keys_start_uniform(kind, width):
     """Sub-keys of product keys have half the width of a query."""
     torch.manual_seed(1)
     (drawn,) = kind(4, 64**2, 32).parameters()
@@ -153,7 +153,7 @@ def test_keys_start_uniform_within_one_over_the_root_of_their_width(kind, width)
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autocast, kernel):
+def test_half_precision_is_ranked_in_single_precision(autocast, kernel):
     torch.manual_seed(1)
     n, k = 16, 40
     # sub-keys have width 1, so a sub-score is a single product
@@ -165,11 +165,11 @@ def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autoc
     parts = sub_scores(queries, subkeys)
     assert_best_pairs(scores, slots, parts, k)
     # products in half precision would select other slots
-    assert slots[:, 0].tolist() != [best_pairs(*of_token, k) for of_token in parts[:, 0].bfloat16()]
+    assert slots[:, 0].tolist() != [best_pairs(*both, k) for both in parts[:, 0].bfloat16()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_of_any_size_are_ranked(dtype, loops_or_torch):
+def test_scores_are_ranked_at_any_size(dtype, loops_or_torch):
     """The compiled loop bisects between two scores, and infinite scores have no midpoint."""
     torch.manual_seed(1)
     keys = torch.randn(7, 2, 60, 1, dtype=dtype)
@@ -185,7 +185,7 @@ def test_scores_of_any_size_are_ranked(dtype, loops_or_torch):
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 4), (3, 2), (4, 2), (5, 9), (32, 512), (32, 5), (36, 6)])
-def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
+def test_candidates_are_the_pairs_that_can_win(k, n):
     candidates = {tuple(pair) for pair in candidate_pairs(k, n).t().tolist()}
     assert len(candidates) == candidate_pairs(k, n).size(1)
     ranks = torch.arange(min(n, k + 1))
@@ -199,7 +199,7 @@ def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
             assert ((a, b) in candidates) == (ahead < k)
 
 
-def test_scores_that_are_not_numbers_come_out_as_such(loops_or_torch):
+def test_scores_that_are_not_numbers_stay_so(loops_or_torch):
     torch.manual_seed(1)
     keys = torch.randn(2, 2, 30, 1)
     keys[1, 0, 17] = float("nan")
@@ -217,9 +217,7 @@ def search_random_keys():
 
 
 @pytest.mark.parametrize("queries_at_a_time", [1, 3, TOKENS])
-def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
-    monkeypatch, queries_at_a_time
-):
+def test_scores_and_gradients_equal_those_through_all_pairs(monkeypatch, queries_at_a_time):
     allowed = 2 * 2 * SUBKEYS * queries_at_a_time
     monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", allowed)
     queries, subkeys, scores, slots = search_random_keys()

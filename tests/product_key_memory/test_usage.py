@@ -20,7 +20,7 @@ SLOTS = 8
         ([0, 1, 1, 0, 0, 0, 0, 0], 0.25),
     ],
 )
-def test_figures_are_those_of_the_formulas(weights, expected):
+def test_usage_and_divergence_equal_their_formulas(weights, expected):
     reads = torch.tensor(weights)
     assert usage(reads) == expected
     z = [weight / sum(weights) for weight in weights]
@@ -28,7 +28,7 @@ def test_figures_are_those_of_the_formulas(weights, expected):
     assert kl_from_uniform(reads) == pytest.approx(kl)
 
 
-def test_weights_of_a_slot_are_summed_over_tokens_and_records_for_each_head():
+def test_records_are_summed_over_tokens_for_each_head():
     slots = torch.tensor([[[0, 1], [1, 2]], [[3, 3], [0, 7]]])
     weights = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.5, 0.5], [0.125, 0.875]]])
     recorded, one_head = MemoryUsage(SLOTS, 2), MemoryUsage(SLOTS, 1)
@@ -44,13 +44,13 @@ def test_weights_of_a_slot_are_summed_over_tokens_and_records_for_each_head():
     assert recorded.tokens == 4
 
 
-def test_without_reads_usage_is_0_and_the_divergence_is_undefined():
+def test_usage_without_reads_is_0_and_the_divergence_undefined():
     assert usage(torch.zeros(SLOTS)) == 0
     assert math.isnan(kl_from_uniform(torch.zeros(SLOTS)))
 
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
-def test_a_hook_of_the_keys_records_what_real_tokens_read(keys):
+def test_a_hook_records_the_reads_without_those_of_padding(keys):
     memory, x = exact_memory(keys=keys), draw(TOKENS, D)
     # one-hot values, so the output shows which slots were read
     memory.values.weight.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()

@@ -18,9 +18,9 @@ def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
     """Build a model of 3 layers, d 16, f 24, 2 heads, without dropout; memories have 49 slots."""
     sizes = {**tiny.SIZES, "decoder_ffn_embed_dim": 24, "dropout": 0.0, **MEMORY}
     # values that fairseq takes from other options
-    of_others = {"add_bos_token": False, "tokens_per_sample": 16, "max_target_positions": None}
-    of_others |= {"tpu": False, "memory_optimizer": None}
-    cfg = MemoryLanguageModelConfig(**{**sizes, **of_others, **options})
+    other_options = {"add_bos_token": False, "tokens_per_sample": 16, "max_target_positions": None}
+    other_options |= {"tpu": False, "memory_optimizer": None}
+    cfg = MemoryLanguageModelConfig(**{**sizes, **other_options, **options})
     torch.manual_seed(seed)
     return MemoryLanguageModel.build_model(cfg, tiny.tiny_task())
 
@@ -64,7 +64,7 @@ def build(kind, **options):
     return BUILDERS[kind](**{**MEMORY, **placed, **options})
 
 
-def inputs_of(model, batch):
+def model_inputs(model, batch):
     """Return a model's inputs for ``batch`` (B, T), padded on the right: source and target."""
     if not isinstance(model, MemoryTransformer):
         return (batch,)
@@ -75,4 +75,4 @@ def inputs_of(model, batch):
 
 
 def score(model, batch):
-    return model(*inputs_of(model, batch))[0]
+    return model(*model_inputs(model, batch))[0]

@@ -47,21 +47,21 @@ def before(text):
 
 @pytest.mark.parametrize("segment", [1, 5, 64, 1000])
 @pytest.mark.parametrize("name", ["all", "adaptive"])
-def test_one_stream_gives_the_losses_of_the_whole_text(folder, text, monkeypatch, name, segment):
+def test_score_split_scores_each_token_once(folder, text, monkeypatch, name, segment):
     # compute log-probabilities for 7 tokens at once
     monkeypatch.setattr(scoring, "LOG_PROBABILITIES", 7 * tiny.VOCABULARY)
     model = load(folder / f"{name}.pt", folder / "bin")
     losses = model.score_split(tokens_per_sample=segment)
     assert losses.dtype == np.float32
     np.testing.assert_allclose(losses, token_losses(model.model, before(text), text), atol=1e-5)
-    of_text = model.score("".join(model.text.decode(torch.from_numpy(text.astype(int)))))
-    np.testing.assert_allclose(losses, -of_text.log_probs, atol=1e-5)
+    whole = model.score("".join(model.text.decode(torch.from_numpy(text.astype(int)))))
+    np.testing.assert_allclose(losses, -whole.log_probs, atol=1e-5)
     first = model.score_split(tokens_per_sample=segment, max_tokens=11)
     np.testing.assert_allclose(first, losses[:11], atol=1e-5)
 
 
 @pytest.mark.parametrize(("streams", "segment"), [(2, 7), (5, 8), (7, 100)])
-def test_each_stream_has_a_past_of_its_own(text, model, streams, segment):
+def test_score_split_reads_each_stream_by_itself(text, model, streams, segment):
     losses = model.score_split(batch_size=streams, tokens_per_sample=segment)
     expected = [
         token_losses(model.model, inputs, part)
@@ -73,7 +73,7 @@ def test_each_stream_has_a_past_of_its_own(text, model, streams, segment):
 
 
 @pytest.mark.parametrize(("segment", "context", "streams"), [(1, 4, 6), (5, 3, 2), (8, 0, 1)])
-def test_an_extended_context_is_read_and_not_scored(folder, text, segment, context, streams):
+def test_score_split_only_reads_an_extended_context(folder, text, segment, context, streams):
     model = load(folder / "absolute.pt", folder / "bin")
     options = {"tokens_per_sample": segment, "extended_context": context, "batch_size": streams}
     bounds = np.cumsum([0, *(len(part) for part in np.array_split(text, streams))])
@@ -87,7 +87,7 @@ def test_an_extended_context_is_read_and_not_scored(folder, text, segment, conte
     np.testing.assert_allclose(model.score_split(**options), expected, atol=1e-5)
 
 
-def test_pairs_of_sentences_are_in_order_and_complete(saved, monkeypatch):
+def test_score_split_scores_all_pairs_in_order(saved, monkeypatch):
     model = load(saved / "pairs.pt", saved / "pairs")
     losses = model.score_split(batch_size=3)
     texts = [
@@ -103,7 +103,7 @@ def test_pairs_of_sentences_are_in_order_and_complete(saved, monkeypatch):
         model.score_split()
 
 
-def test_a_diverged_model_and_unknown_tokens_are_noticed(saved, tmp_path, caplog):
+def test_score_split_notices_unknown_tokens_and_infinite_losses(saved, tmp_path, caplog):
     model = load(saved / "blocks.pt", saved / "text")
     unknown = model.text.dictionary.unk()
     tokens = np.fromfile(saved / "text" / "test.bin", dtype=np.uint16)
@@ -122,3 +122,18 @@ def test_a_diverged_model_and_unknown_tokens_are_noticed(saved, tmp_path, caplog
         model.model.decoder.layers[2].fc2.bias[0] = 3e38
     with pytest.raises(FloatingPointError, match="the loss of a token is not finite"):
         model.score_split()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "named"),
+    [
+        ("recurrent", {"split": "dev"}, "split dev: no data at .*dev.bin"),
+        ("recurrent", {"extended_context": 5}, "extended_context is 5.*mem_len=0"),
+        ("recurrent", {"batch_size": 98}, "batch_size is 98.*97 tokens"),
+        ("blocks", {"extended_context": 7}, "tokens_per_sample is 10.*extended_context 7"),
+        ("pairs", {"split": "dev"}, "split dev: no data at .*dev.lower-upper.upper"),
+    ],
+)
+def test_score_split_refuses_impossible_arguments(models, kind, options, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        models(kind).score_split(**options)

@@ -5,8 +5,8 @@ import torch
 
 def log_probability(softmax, x, symbol):
     """Return log p(symbol | x) for x (d,), from the weights of fairseq's tied AdaptiveSoftmax."""
-    of_head = softmax.head.word_proj.weight, softmax.head.class_proj.weight
-    head = torch.cat([weight @ x for weight in of_head]).log_softmax(0)
+    weights = softmax.head.word_proj.weight, softmax.head.class_proj.weight
+    head = torch.cat([weight @ x for weight in weights]).log_softmax(0)
     first = softmax.cutoff[0]
     if symbol < first:
         return head[symbol]

@@ -56,8 +56,8 @@ def attend(
             masks = torch.cat([masks, masks.new_ones(len(m_k))])
             rows.append(softmax(scores, masks, epsilon) @ torch.cat([v[keys], m_v]))
         else:
-            of_context = softmax(scores, masks, epsilon) @ v[keys]
-            rows.append(of_context + softmax(persistent) @ m_v)
+            attended = softmax(scores, masks, epsilon) @ v[keys]
+            rows.append(attended + softmax(persistent) @ m_v)
     return torch.stack(rows)
 
 
@@ -137,7 +137,7 @@ def output(decoder, x):
     return scores if bias is None else scores + bias
 
 
-def read(network, x, past=None, span=None):
+def run_segment(network, x, past=None, span=None):
     """Return y (T, d) and each layer's inputs, for a segment x (T, d) of one stream.
 
     ``past`` has each layer's inputs (M, d) of the tokens before it.
@@ -162,5 +162,5 @@ def read(network, x, past=None, span=None):
 
 def network(decoder, tokens, span):
     """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
-    y, _ = read(decoder.network, embed(decoder, tokens), None, span)
+    y, _ = run_segment(decoder.network, embed(decoder, tokens), None, span)
     return output(decoder, y)

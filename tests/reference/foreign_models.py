@@ -18,17 +18,17 @@ def bands(w, layers, projections, cutoffs):
     first = w[layers.format(0)]
     if cutoffs and layers.format(1) not in w:
         return [(rows, None) for rows in first.tensor_split(cutoffs)]
-    found = range(len(cutoffs) + 1)
-    return [(w[layers.format(band)], w.get(projections.format(band))) for band in found]
+    numbers = range(len(cutoffs) + 1)
+    return [(w[layers.format(band)], w.get(projections.format(band))) for band in numbers]
 
 
 def embed(w, name, cutoffs, numbers):
     """Return the projected rows of the numbers, times √d."""
-    of_bands = bands(w, f"{name}.emb_layers.{{}}.weight", f"{name}.emb_projs.{{}}", cutoffs)
+    tables = bands(w, f"{name}.emb_layers.{{}}.weight", f"{name}.emb_projs.{{}}", cutoffs)
     rows = []
     for number in numbers:
         band = sum(number >= cutoff for cutoff in cutoffs)
-        table, projection = of_bands[band]
+        table, projection = tables[band]
         row = table[number - [0, *cutoffs][band]]
         rows.append(row if projection is None else projection @ row)
     return torch.stack(rows) * math.sqrt(len(rows[0]))
@@ -51,10 +51,10 @@ def log_softmax(w, name, clusters, cutoffs, x, last_first):
     head = scores(weight, torch.cat([biases[0], w[clusters[1]]]), projection).log_softmax(1)
     parts = [head[:, :first]]
     for cluster in range(1, len(cutoffs) + 1):
-        of_cluster = head[:, -cluster] if last_first else head[:, first + cluster - 1]
+        cluster_score = head[:, -cluster] if last_first else head[:, first + cluster - 1]
         weight, projection = outputs[cluster]
         within = scores(weight, biases[cluster], projection).log_softmax(1)
-        parts.append(of_cluster.unsqueeze(1) + within)
+        parts.append(cluster_score.unsqueeze(1) + within)
     return torch.cat(parts, dim=1)
 
 
@@ -75,7 +75,7 @@ def transformer_xl(tensors, config, numbers, hugging_face):
     # Hugging Face starts with a memory of zeros, the original without a memory
     start = torch.zeros(memory if hugging_face else 0, config["d_model"], dtype=torch.float64)
     memories = [start] * config["n_layer"]
-    found = []
+    outputs = []
     for first in range(0, len(numbers), config["tgt_len"]):
         x = embed(w, "word_emb", cutoffs, numbers[first : first + config["tgt_len"]])
         for number in range(config["n_layer"]):
@@ -83,8 +83,8 @@ def transformer_xl(tensors, config, numbers, hugging_face):
             memories[number] = context[max(0, len(context) - memory) :]
             x = transformer_xl_layer(w, config, f"layers.{number}", x, context)
         clusters = "crit.cluster_weight", "crit.cluster_bias"
-        found.append(log_softmax(w, "crit", clusters, cutoffs, x, not hugging_face))
-    return torch.cat(found)
+        outputs.append(log_softmax(w, "crit", clusters, cutoffs, x, not hugging_face))
+    return torch.cat(outputs)
 
 
 def transformer_xl_layer(w, config, name, x, context):
@@ -92,19 +92,19 @@ def transformer_xl_layer(w, config, name, x, context):
     count, before = config["n_head"], config["pre_lnorm"]
 
     def norm(part, y):
-        of_norm = f"{name}.{part}.layer_norm"
+        prefix = f"{name}.{part}.layer_norm"
         epsilon = config.get("layer_norm_epsilon", 1e-5)
-        return layer_norm(y, w[f"{of_norm}.weight"], w[f"{of_norm}.bias"], epsilon)
+        return layer_norm(y, w[f"{prefix}.weight"], w[f"{prefix}.bias"], epsilon)
 
-    read = norm("dec_attn", context) if before else context
+    inputs = norm("dec_attn", context) if before else context
     q, k, v = w[f"{name}.dec_attn.qkv_net.weight"].chunk(3)
     out, width = w[f"{name}.dec_attn.o_net.weight"], x.size(1)
     layer = projections(count, width, q=q, k=k, v=v, out=out)
-    of_layer = f"{name}.dec_attn." if config["untie_r"] else ""
-    layer.biases = SimpleNamespace(u=w[f"{of_layer}r_w_bias"], v=w[f"{of_layer}r_r_bias"])
-    places = torch.stack([sinusoid(place, width) for place in range(len(context))])
+    biases_prefix = f"{name}.dec_attn." if config["untie_r"] else ""
+    layer.biases = SimpleNamespace(u=w[f"{biases_prefix}r_w_bias"], v=w[f"{biases_prefix}r_r_bias"])
+    sinusoids = torch.stack([sinusoid(distance, width) for distance in range(len(context))])
     # (D, d) -> (D, H, d_h)
-    positions = (places @ w[f"{name}.dec_attn.r_net.weight"].T).unflatten(1, (count, -1))
+    positions = (sinusoids @ w[f"{name}.dec_attn.r_net.weight"].T).unflatten(1, (count, -1))
     clamp, reach = config["clamp_len"], config["mem_len"] + config.get("besides_itself", 0)
 
     def seen(distance):
@@ -113,7 +113,7 @@ def transformer_xl_layer(w, config, name, x, context):
     def encode(head, distance):
         return positions[min(distance, clamp) if clamp > 0 else distance, head]
 
-    attended = attention(layer, read[len(context) - len(x) :], read, seen, encode)
+    attended = attention(layer, inputs[len(context) - len(x) :], inputs, seen, encode)
 
     def inner(y):
         core = f"{name}.pos_ff.CoreNet"

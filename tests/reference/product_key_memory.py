@@ -64,17 +64,17 @@ def normed(norm, vector):
 
 def queries(network, tokens, training):
     """Return H queries (d_q,) for each of the tokens, a list of vectors (d,) (section 3.1)."""
-    of_tokens = []
+    vectors = []
     linear_layers = [layer for layer in network.layers if hasattr(layer, "weight")]
     for token in tokens:
         vector = token.double()
         for number, layer in enumerate(linear_layers):
             vector = linear(layer, torch.clamp(vector, min=0) if number else vector)
-        of_tokens.append(vector)
+        vectors.append(vector)
     if network.batch_norm is not None:
-        of_tokens = batch_norm(network.batch_norm, of_tokens, training)
+        vectors = batch_norm(network.batch_norm, vectors, training)
     by_head = []
-    for vector in of_tokens:
+    for vector in vectors:
         width = len(vector) // network.heads
         heads = [vector[h * width : (h + 1) * width] for h in range(network.heads)]
         if network.layer_norm is not None:
@@ -104,7 +104,7 @@ def gated(gate, token, vector):
     return torch.stack([y * g for y, g in zip(vector, opened, strict=True)])
 
 
-def read(memory, token, heads):
+def read_memory(memory, token, heads):
     """Return what a token (d,) reads with H queries, ``heads`` (equations 1 to 3, section 3.3)."""
     table, output = memory.values.weight, memory.output
     total = torch.zeros(table.size(1), dtype=torch.float64)
@@ -125,8 +125,8 @@ def product_key_memory(memory, x, padding=None):
     """Return the output (N, d) without dropout for tokens x (N, d); padding is a list of bool."""
     padding = [False] * len(x) if padding is None else padding
     tokens = [vector for vector, pad in zip(x, padding, strict=True) if not pad]
-    of_tokens = queries(memory.query, tokens, memory.training)
-    outputs = [read(memory, *both) for both in zip(tokens, of_tokens, strict=True)]
+    vectors = queries(memory.query, tokens, memory.training)
+    outputs = [read_memory(memory, *both) for both in zip(tokens, vectors, strict=True)]
     rest = iter(outputs)
     nothing = torch.zeros(x.size(1), dtype=torch.float64)
     return torch.stack([nothing if pad else next(rest) for pad in padding])

@@ -8,11 +8,11 @@ import torch
 from tests.reference.all_attention import attend, embed, feed_forward, layer_norm, output
 
 
-def sinusoid(place, width):
-    """Return R at one place: d / 2 sines, then d / 2 cosines."""
+def sinusoid(number, width):
+    """Return R of one number: d / 2 sines, then d / 2 cosines."""
     frequencies = [10_000 ** (-2 * n / width) for n in range(width // 2)]
     return torch.tensor(
-        [math.sin(place * f) for f in frequencies] + [math.cos(place * f) for f in frequencies],
+        [math.sin(number * f) for f in frequencies] + [math.cos(number * f) for f in frequencies],
         dtype=torch.float64,
     )
 
@@ -28,11 +28,11 @@ def attention(layer, x, context, seen, encode):
         projections = (layer.q_proj, x), (layer.k_proj, context), (layer.v_proj, context)
         q, k, v = (y @ projection.weight[rows].T for projection, y in projections)
         # queries for terms a and c of the score, and for b and d
-        of_content = of_position = q
+        content_q = positions_q = q
         if layer.biases is not None:
-            of_content, of_position = q + layer.biases.u[head], q + layer.biases.v[head]
-        of_head = functools.partial(encode, head)
-        outputs.append(attend(of_content, k, v, of_head, seen, position_q=of_position))
+            content_q, positions_q = q + layer.biases.u[head], q + layer.biases.v[head]
+        encode_head = functools.partial(encode, head)
+        outputs.append(attend(content_q, k, v, encode_head, seen, position_q=positions_q))
     return torch.cat(outputs, dim=1) @ layer.out_proj.weight.T
 
 
@@ -54,7 +54,7 @@ def encoder(layer, clamp_len=None):
     return encode
 
 
-def read(network, x, past=None, seen=lambda distance: True, clamp_len=None):
+def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=None):
     """Return y (T, d) and each layer's inputs, for a segment x (T, d) of one stream.
 
     ``past`` has each layer's inputs (M, d) of the tokens before it.
@@ -64,7 +64,7 @@ def read(network, x, past=None, seen=lambda distance: True, clamp_len=None):
         if absolute is not None and hasattr(absolute, "weight"):
             x = x + absolute.weight[index, : len(x)]
         elif absolute is not None and index == 0:
-            x = x + torch.stack([sinusoid(place, x.size(1)) for place in range(len(x))])
+            x = x + torch.stack([sinusoid(number, x.size(1)) for number in range(len(x))])
         context = x if past is None else torch.cat([past[index], x])
         inputs.append(context)
         encode = encoder(layer.self_attn, clamp_len)
@@ -83,5 +83,5 @@ def read(network, x, past=None, seen=lambda distance: True, clamp_len=None):
 
 def network(decoder, tokens, seen, clamp_len=None):
     """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
-    y, _ = read(decoder.network, embed(decoder, tokens), None, seen, clamp_len)
+    y, _ = run_segment(decoder.network, embed(decoder, tokens), None, seen, clamp_len)
     return output(decoder, y)

@@ -17,7 +17,7 @@ def attention(queries, keys, values, visible):
     return torch.stack(out)
 
 
-def head_of_branch(i, heads, query, key, visible):
+def branch_head(i, heads, query, key, visible):
     """Compute equation 5 for branch i, from 0, of one sentence, (T, h); ``heads`` has the weights.
 
     ``query`` is (T, d), ``key``, projected to keys and values, (S, d); ``visible`` (T, S) says
@@ -25,8 +25,8 @@ def head_of_branch(i, heads, query, key, visible):
     """
     rows = torch.arange(heads.q_proj.out_features).chunk(heads.num_heads)[i]
     projections = (heads.q_proj, query), (heads.k_proj, key), (heads.v_proj, key)
-    of_head = [x @ linear.weight[rows].T + linear.bias[rows] for linear, x in projections]
-    return attention(*of_head, visible)
+    projected = [x @ linear.weight[rows].T + linear.bias[rows] for linear, x in projections]
+    return attention(*projected, visible)
 
 
 def projected(i, head, weight, bias, branches, total):
@@ -52,7 +52,7 @@ def branched_attention(module, query, key, visible):
     rest = len(kappa), fc1.weights.total
     result = torch.zeros_like(query)
     for i in range(len(kappa)):
-        head = head_of_branch(i, module, query, key, visible)
+        head = branch_head(i, module, query, key, visible)
         z = kappa[i] * projected(i, head, fc1.out_weight, fc1.out_bias, *rest)
         result = result + alpha[i] * feed_forward(i, z, fc1, fc2, *rest)
     return result
@@ -63,7 +63,7 @@ def weighted_attention(module, query, key, visible):
     out_proj = module.out_proj
     kappa = out_proj.weights()
     rest = out_proj.weight, out_proj.bias, len(kappa), out_proj.weights.total
-    heads = [head_of_branch(i, module, query, key, visible) for i in range(len(kappa))]
+    heads = [branch_head(i, module, query, key, visible) for i in range(len(kappa))]
     return sum(kappa[i] * projected(i, head, *rest) for i, head in enumerate(heads))
 
 
@@ -82,9 +82,9 @@ def nearest_on_simplex(x):
     best, distance = None, float("inf")
     for size in range(1, len(x) + 1):
         for chosen in itertools.combinations(range(len(x)), size):
-            kept = x[list(chosen)]
+            part = x[list(chosen)]
             y = torch.zeros_like(x)
-            y[list(chosen)] = kept - (kept.sum() - 1) / size
+            y[list(chosen)] = part - (part.sum() - 1) / size
             if (y >= 0).all() and (x - y).square().sum() < distance:
                 best, distance = y, (x - y).square().sum()
     return best

@@ -42,7 +42,7 @@ def draw(*shape, seed=2):
     return torch.randn(*shape, WIDTH, generator=generator, dtype=torch.float64)
 
 
-def read(network, segments, past=None):
+def read_segments(network, segments, past=None):
     """Read segments (B, T_i, d) one after another; return all outputs (B, T, d) and the past."""
     outputs = []
     for segment in segments:

@@ -40,7 +40,7 @@ def draw_heads(length, dtype):
     return projected.permute(2, 0, 1, 3).requires_grad_()
 
 
-def of_all_distances(rel_keys, keys):
+def expand_clamped(rel_keys, keys):
     """Return relative keys of all distances; those beyond the clamp repeat the farthest one."""
     lacking = max(0, keys + 1 - rel_keys.size(1))
     return torch.cat([rel_keys[:, :1].expand(-1, lacking, -1), rel_keys], dim=1)
@@ -76,7 +76,7 @@ RELATIVE = [
         (3, 5, EVERY_KEY, None, 0, ()),
     ],
 )
-def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
+def test_both_kernels_are_equal(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
     for name in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED_BF16"):
         monkeypatch.setattr(attention_blocks, name, 6)
     inputs = [draw_heads(number, dtype) for number in (queries, keys, keys)]
@@ -88,25 +88,25 @@ def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, s
         "position_query": draw_heads(queries, dtype) if "position" in extras else None,
         "distance_bias": draw(HEADS, 2, dtype=dtype) if "bias" in extras else None,
     }
-    given = whole = rel_keys
+    clamped = whole = rel_keys
     if clamp is not None:
-        given, whole = Clamped(rel_keys), of_all_distances(rel_keys, keys)
+        clamped, whole = Clamped(rel_keys), expand_clamped(rel_keys, keys)
     expected = plain_attention(*inputs, whole, Window(*window), return_lse=True, **options)
     tolerance = {} if dtype.itemsize > 2 else {"atol": 0.1, "rtol": 0.05}
     wanted = [x for x in (*inputs, rel_keys, *options.values()) if x is not None]
     for attend in (window_attention, plain_attention):
-        found = attend(*inputs, given, Window(*window), return_lse=True, **options)
-        torch.testing.assert_close(found, expected, **tolerance)
-        assert attend(*inputs, given, Window(*window), **options)[1] is None
+        actual = attend(*inputs, clamped, Window(*window), return_lse=True, **options)
+        torch.testing.assert_close(actual, expected, **tolerance)
+        assert attend(*inputs, clamped, Window(*window), **options)[1] is None
         # on a CPU, this uses PyTorch's fused attention, except in float16
         with torch.no_grad():
-            found_without = attend(*inputs, given, Window(*window), return_lse=True, **options)
-        torch.testing.assert_close(found_without, expected, **tolerance)
+            no_grad = attend(*inputs, clamped, Window(*window), return_lse=True, **options)
+        torch.testing.assert_close(no_grad, expected, **tolerance)
         if dtype == torch.float64:
-            assert_same(found[0], expected[0], wanted)
+            assert_same(actual[0], expected[0], wanted)
             seen = expected[1].isfinite()
-            assert torch.equal(seen, found[1].isfinite())
-            assert_same(found[1][seen], expected[1][seen], wanted)
+            assert torch.equal(seen, actual[1].isfinite())
+            assert_same(actual[1][seen], expected[1][seen], wanted)
 
 
 @pytest.mark.parametrize("attend", [window_attention, plain_attention])
@@ -122,7 +122,7 @@ def test_a_distance_beyond_the_mask_has_no_weight(attend):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_the_plain_kernel_has_gradients_of_gradients():
+def test_the_plain_kernel_has_second_derivatives():
     inputs = [*(draw(2, 1, n, 2) for n in (3, 4, 4)), draw(2, 3, 2), draw(2, 1, 3, 2), draw(2, 2)]
 
     def attend(query, keys, values, rel_keys, *position_query_and_bias):
@@ -133,7 +133,7 @@ def test_the_plain_kernel_has_gradients_of_gradients():
 
 
 @pytest.mark.parametrize("attend", [window_attention, plain_attention])
-def test_weights_are_dropped_and_the_others_scaled(attend):
+def test_dropout_drops_weights_and_scales_the_others(attend):
     query, keys, values = (
         torch.zeros(1, 2, 1000, 1),
         torch.zeros(1, 2, 4, 1),
@@ -141,14 +141,14 @@ def test_weights_are_dropped_and_the_others_scaled(attend):
     )
     out, _ = attend(query, keys, values, None, EVERY_KEY, 0.25)
     # each of 4 equal weights is 0, or 1/4 scaled by 4/3
-    kept = out.flatten() * 3
-    torch.testing.assert_close(kept, kept.round())
-    assert abs(kept.mean().item() - 3) < 0.1
+    weights = out.flatten() * 3
+    torch.testing.assert_close(weights, weights.round())
+    assert abs(weights.mean().item() - 3) < 0.1
 
 
 @pytest.mark.parametrize("clamp", [None, 1])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups, clamp):
+def test_gradients_with_dropout_equal_finite_differences(monkeypatch, groups, clamp):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 2)
     rows = 6 if clamp is None else clamp + 2
     inputs = [draw(2, 2, n, 3) for n in (3, 3, 5, 5)]

@@ -100,7 +100,7 @@ class Training:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("tokens", "segment", "accumulated"), [(36, 7, 1), (61, 4, 3)])
-def test_updates_in_parts_are_those_of_whole_batches(case, tokens, segment, accumulated):
+def test_updates_in_parts_equal_those_of_whole_batches(case, tokens, segment, accumulated):
     # the last segment has a single token, so some parts have none
     whole, in_two, in_five = (
         list(Training(parts, case, tokens, segment).updates(accumulated)) for parts in (1, 2, 5)
@@ -112,7 +112,7 @@ def test_updates_in_parts_are_those_of_whole_batches(case, tokens, segment, accu
 
 @pytest.mark.parametrize("parts", [(1, 3), (2, 1), (3, 2)])
 @pytest.mark.parametrize("case", ["recurrence", "spans"])
-def test_a_run_is_resumed_with_another_split(case, parts):
+def test_a_run_resumes_with_another_split(case, parts):
     whole, begun, resumed = (Training(number, case, 61, 4) for number in (1, *parts))
     uninterrupted, first = whole.updates(), begun.updates()
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_a_run_is_resumed_with_another_split(case, parts):
     torch.testing.assert_close(rest, [gradients for _, gradients in uninterrupted])
 
 
-def test_a_checkpoint_after_an_update_that_failed_between_two_parts():
+def test_a_checkpoint_after_a_failed_part_has_equally_long_pasts():
     pasts = StreamPasts()
     model = tiny_transformer_xl()
     for start, sizes in ((0, [2, 1]), (4, [2])):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.search import BeamSearch, Sampling
+from fairseq.search import Sampling
 from torch.testing import assert_close
 
 from fairseq_plugins.segment_language_model.generation import adapt_generator
@@ -33,7 +33,6 @@ MODELS = {
 }
 SEARCHES = [
     {"beam": 1},
-    {"beam": 2},
     {"beam": 3, "min_len": 4, "lenpen": 0.5},
     {"beam": 2, "min_len": 12},
     {"beam": 2, "no_repeat_ngram_size": 2},
@@ -41,7 +40,7 @@ SEARCHES = [
 ]
 
 
-def generator_of(model, past_eos=False, **options):
+def build_generator(model, past_eos=False, **options):
     """Return the task and its generator."""
     cfg = SegmentLanguageModelingConfig(continue_past_eos=past_eos)
     task = SegmentLanguageModelingTask(cfg, tiny.dictionary())
@@ -49,33 +48,33 @@ def generator_of(model, past_eos=False, **options):
     return task, task.build_generator([model], SimpleNamespace(**options))
 
 
-def found_for(task, generator, model, sample, prefix=None):
+def generate(task, generator, model, sample, prefix=None):
     """Return tokens and scores of all hypotheses of each row."""
     rows = task.inference_step(generator, [model], sample, prefix_tokens=prefix)
     return [[(one["tokens"].tolist(), one["score"].item()) for one in row] for row in rows]
 
 
-def assert_alike(found, expected):
-    assert [[tokens for tokens, _ in row] for row in found] == [
+def assert_alike(actual, expected):
+    assert [[tokens for tokens, _ in row] for row in actual] == [
         [tokens for tokens, _ in row] for row in expected
     ]
-    scores = ([score for row in rows for _, score in row] for rows in (found, expected))
+    scores = ([score for row in rows for _, score in row] for rows in (actual, expected))
     assert_close(*map(torch.tensor, scores))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("past_eos", [False, True])
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
-def test_prompts_of_a_batch_get_what_each_gets_alone(name, past_eos, options):
+def test_prompts_in_a_batch_are_continued_as_each_is_alone(name, past_eos, options):
     model = MODELS[name]().double().eval()
-    task, generator = generator_of(model, past_eos, **options)
+    task, generator = build_generator(model, past_eos, **options)
     texts = [torch.tensor([*prompt, EOS]) for prompt in PROMPTS]
     dataset = task.build_dataset_for_inference(texts, [len(text) for text in texts])
 
     def batch(*numbers):
         sample = dataset.collater([dataset[number] for number in numbers])
         order = sample["id"].tolist()
-        rows = found_for(task, generator, model, sample)
+        rows = generate(task, generator, model, sample)
         return [rows[order.index(number)] for number in numbers]
 
     alone = [row for number in range(len(texts)) for row in batch(number)]
@@ -92,34 +91,34 @@ def test_prompts_of_a_batch_get_what_each_gets_alone(name, past_eos, options):
 @pytest.mark.parametrize("prefix_size", [None, 1, 3, 5])
 @pytest.mark.parametrize("length", [23, 27, 29, 30])
 @pytest.mark.parametrize("beam", [1, 2])
-def test_segments_of_a_batch_get_what_each_gets_alone(prefix_size, length, beam):
+def test_segments_in_a_batch_are_continued_as_each_is_alone(prefix_size, length, beam):
     """The last segment is shorter, and in some streams it has no token."""
     model = tiny.tiny_transformer_xl(mem_len=20).double().eval()
-    task, generator = generator_of(model, past_eos=True, beam=beam)
+    task, generator = build_generator(model, past_eos=True, beam=beam)
     streams = TokenStreams(tiny.text(length), tiny.dictionary(), 4, 5)
     for first in range(0, len(streams), 4):
         items = [streams[number] for number in range(first, first + 4)]
         filled = [item for item in items if len(item["target"]) > 0]
 
-        def found(items):
+        def search(items):
             sample = streams.collater(items)
             prefix = None if prefix_size is None else sample["target"][:, :prefix_size]
-            rows = found_for(task, generator, model, sample, prefix)
+            rows = generate(task, generator, model, sample, prefix)
             # fairseq-generate goes on with the rows of the batch
             assert len(rows) == len(sample["id"]) == len(sample["target"])
             assert all(target.ne(tiny.dictionary().pad()).any() for target in sample["target"])
             return sample["id"].tolist(), rows
 
-        numbers, rows = found(items)
+        numbers, rows = search(items)
         assert numbers == [item["id"] for item in filled]
-        alone = [found([item]) for item in filled]
+        alone = [search([item]) for item in filled]
         assert numbers == [number for (number,), _ in alone]
         assert_alike(rows, [row for _, (row,) in alone])
 
 
-def test_segments_and_texts_are_scored_in_the_rows_that_have_a_token():
+def test_only_streams_that_have_a_token_are_scored():
     model = tiny.tiny_transformer_xl().double().eval()
-    task, scorer = generator_of(model, score_reference=True)
+    task, scorer = build_generator(model, score_reference=True)
     streams = TokenStreams(tiny.text(22), tiny.dictionary(), 4, 5)
     sample = streams.collater([streams[number] for number in range(4, 8)])
     rows = task.inference_step(scorer, [model], sample)
@@ -171,16 +170,9 @@ def log_probabilities(only_the_end):
 
 
 @pytest.mark.parametrize("options", [{}, {"sampling_topp": 0.9}, {"sampling_topk": 3}])
-def test_the_end_is_drawn_at_no_cost_where_nothing_else_is_left(options):
+def test_a_search_draws_the_end_at_no_cost_if_nothing_else_is_left(options):
     search = search_that_ends_by_length(Sampling, **options)
     scores, symbols, _ = search.step(1, log_probabilities(True), torch.full((1, 1, 1), -2.5))
     assert (symbols.item(), scores.item()) == (END, -2.5)
     # all other attributes are those of the search itself
     assert search.sampling_topk == options.get("sampling_topk", -1)
-
-
-def test_a_search_changes_nothing_before_the_end():
-    lprobs = log_probabilities(False)
-    expected = BeamSearch(tiny.dictionary()).step(0, lprobs.clone(), None)
-    steps = search_that_ends_by_length(BeamSearch).step(0, lprobs, None)
-    assert_close(steps, expected, rtol=0, atol=0)

@@ -50,9 +50,9 @@ def by_hand(model, target, mask):
     decoder = model.decoder
     hidden, _ = decoder.extract_features(batch()["net_input"]["src_tokens"])
     total = 0
-    for stream, place in target.ne(PAD).nonzero().tolist():
-        token = target[stream, place].item()
-        dropped = mask[stream, place] * hidden[stream, place]
+    for stream, position in target.ne(PAD).nonzero().tolist():
+        token = target[stream, position].item()
+        dropped = mask[stream, position] * hidden[stream, position]
         if decoder.adaptive_softmax is None:
             log_prob = decoder.output_layer(dropped).log_softmax(-1)[token]
         else:
@@ -64,7 +64,7 @@ def by_hand(model, target, mask):
 @pytest.mark.parametrize("softmax", [{}, ADAPTIVE], ids=["", "adaptive"])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("cost", [0.0, GAMMA])
-def test_loss_and_gradient_are_those_of_tokens_and_spans(softmax, half, cost):
+def test_loss_and_gradients_equal_those_by_hand(softmax, half, cost):
     model, sample = model_with_spans(**softmax), batch()
     mask = 2.0 * (torch.rand(3, 9, 16, generator=torch.Generator().manual_seed(1)) < 0.5).double()
     target, size = sample["target"].clone(), 16
@@ -72,17 +72,17 @@ def test_loss_and_gradient_are_those_of_tokens_and_spans(softmax, half, cost):
         target[0, :4] = PAD
         target[1, 3:6] = PAD
         size = 9
-    of_tokens = by_hand(model, target, mask)
+    tokens_alone = by_hand(model, target, mask)
     model.decoder.output_dropout = Mask(mask)
     # the scored tokens, times the largest span, times the mean over heads, summed over layers
     spans = size * SPAN * sum(span.value.mean() for span in model.learned_spans())
-    expected = of_tokens + cost * spans
+    expected = tokens_alone + cost * spans
     criterion = segment_loss(half_loss=half, span_loss=cost)
     loss, sample_size, log = criterion.train()(model, sample)
     close = {"rtol": 1e-5, "atol": 1e-5}  # scores are normalised in single precision
     torch.testing.assert_close(loss, expected, check_dtype=False, **close)
     assert (sample_size, log["ntokens"], log["nsentences"]) == (size, size, 3)
-    assert log["loss"].item() == pytest.approx(of_tokens.item(), rel=1e-6)
+    assert log["loss"].item() == pytest.approx(tokens_alone.item(), rel=1e-6)
     assert log["span_loss"].item() == pytest.approx(cost * spans.item(), rel=1e-5)
     gradients = [
         torch.autograd.grad(each, model.parameters(), materialize_grads=True)
@@ -97,7 +97,7 @@ def test_loss_and_gradient_are_those_of_tokens_and_spans(softmax, half, cost):
 
 
 @pytest.mark.parametrize("sentence_avg", [False, True])
-def test_the_cost_of_spans_is_that_of_each_token_whatever_gradients_are_divided_by(sentence_avg):
+def test_the_cost_of_spans_counts_tokens(sentence_avg):
     model, sample = model_with_spans(), batch()
     without, size, _ = segment_loss(sentence_avg=sentence_avg)(model, sample)
     with_cost, _, _ = segment_loss(sentence_avg=sentence_avg, span_loss=GAMMA)(model, sample)
@@ -105,7 +105,7 @@ def test_the_cost_of_spans_is_that_of_each_token_whatever_gradients_are_divided_
     assert (with_cost - without).item() == pytest.approx(16 * GAMMA * SPAN * 1.375, rel=1e-4)
 
 
-def test_the_adaptive_loss_has_every_symbol_of_each_cluster():
+def test_the_adaptive_loss_has_every_symbol_of_a_cluster():
     """fairseq's loss leaves out a part of the second cluster."""
     target = torch.tensor([[2, 3, *range(4, VOCABULARY), PAD, PAD]])
     sample = {"net_input": {"src_tokens": target.roll(1, dims=1)}, "target": target, "ntokens": 18}

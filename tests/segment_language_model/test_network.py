@@ -17,7 +17,7 @@ from tests.segment_language_model.networks import (
     WIDTH,
     build,
     draw,
-    read,
+    read_segments,
 )
 
 each_network = pytest.mark.parametrize("name", BUILDERS)
@@ -35,18 +35,18 @@ def _small_blocks(monkeypatch):
 @each_network
 @each_mode
 @pytest.mark.parametrize("kernel", ["fast", "plain"])
-def test_segments_give_what_one_pass_gives(name, training, grad, kernel):
+def test_a_network_gives_the_same_in_any_segments(name, training, grad, kernel):
     network = build(name, kernel=kernel).train(training)
     with grad():
         whole, _ = network(draw())
         for sizes in ([4, 4, 4], [5, 6, 1], [1] * TOKENS):
-            y, past = read(network, draw().split(sizes, dim=1))
+            y, past = read_segments(network, draw().split(sizes, dim=1))
             torch.testing.assert_close(y, whole, rtol=0, atol=1e-5)
             assert past.num_tokens == TOKENS
 
 
 @each_network
-def test_a_past_is_needed_and_has_no_gradient(name):
+def test_a_past_counts_and_has_no_gradient(name):
     network, x = build(name), draw().requires_grad_()
     text, rest = x.split([5, 7], dim=1)
     _, past = network(text)
@@ -73,7 +73,7 @@ def test_a_network_keeps_nothing_of_a_text(name, training, grad):
 
 
 @each_network
-def test_projected_positions_are_used_again_and_reach_no_farther_than_ever_needed(name):
+def test_a_network_projects_positions_rarely(name):
     network, projected = build(name).eval(), []
     project = network.project
 
@@ -83,7 +83,7 @@ def test_projected_positions_are_used_again_and_reach_no_farther_than_ever_neede
 
     network.project = counted
     with torch.no_grad():
-        _, past = read(network, draw(STREAMS, 60).split(1, dim=1))
+        _, past = read_segments(network, draw(STREAMS, 60).split(1, dim=1))
     # the past doubles until it is full
     assert len(projected) <= 6
     assert past.farthest == projected[-1] == network.mem_len
@@ -92,44 +92,8 @@ def test_projected_positions_are_used_again_and_reach_no_farther_than_ever_neede
 
 
 @each_network
-def test_weights_changed_between_segments_count_from_then_on(name):
-    """Even if they change behind autograd's back, as in fairseq's optimizers and averages."""
-    network = build(name).eval()
-    for change in (
-        lambda p: p.data.mul_(0.7),
-        lambda p: p.data.copy_(0.7 * p.data),
-        lambda p: p.detach().numpy().__imul__(0.7),
-    ):
-        changed, fresh = copy.deepcopy(network), copy.deepcopy(network)
-        with torch.no_grad():
-            changed(draw())
-            for parameter in changed.parameters():
-                change(parameter)
-            for parameter in fresh.parameters():
-                parameter.copy_(0.7 * parameter)
-            assert torch.equal(changed(draw())[0], fresh(draw())[0])
-
-
-@each_network
-@each_mode
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
-def test_an_empty_batch_goes_forward_and_backward(name, training, grad, kernel):
-    network = build(name, kernel=kernel).train(training)
-    x = draw(0, 4)
-    with grad():
-        y, past = read(network, (x, x, x[:, :1]))
-    assert y.shape == (0, 9, WIDTH)
-    assert past.num_tokens == 9
-    if grad is torch.enable_grad:
-        y.sum().backward()
-        gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        assert gradients
-        assert not any(gradient.any() for gradient in gradients)
-
-
-@each_network
 @pytest.mark.parametrize("keep", [0, 2])
-def test_as_many_tokens_are_kept_as_asked_for(name, keep):
+def test_a_network_keeps_as_many_tokens_as_asked_for(name, keep):
     for training, grad in MODES:
         network = build(name).train(training)
         with grad():
@@ -142,7 +106,7 @@ def test_as_many_tokens_are_kept_as_asked_for(name, keep):
             assert network(draw(STREAMS, 1), longer, keep)[1].length == keep
 
 
-def network_of(layers, **options):
+def stack(layers, **options):
     torch.manual_seed(1)
     made = [
         SegmentLayer(
@@ -170,8 +134,8 @@ class Memory(torch.nn.Module):
         return y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)
 
 
-def test_a_memory_is_a_residual_sublayer_that_sees_the_padding():
-    network = network_of([None, Memory()])
+def test_a_memory_is_a_residual_sublayer_and_sees_padding():
+    network = stack([None, Memory()])
     layer, seen = network.layers[1], []
     layer.feed_forward.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
     padding_mask = torch.zeros(STREAMS, TOKENS, dtype=torch.bool)
@@ -183,8 +147,8 @@ def test_a_memory_is_a_residual_sublayer_that_sees_the_padding():
     torch.testing.assert_close(y, layer.memory_layer_norm(x + added))
 
 
-def test_pre_norm_networks_normalise_each_sublayers_input_and_the_output():
-    network = network_of([None, None], layer_norm=torch.nn.LayerNorm(WIDTH))
+def test_a_pre_norm_network_normalises_inputs_and_the_output():
+    network = stack([None, None], layer_norm=torch.nn.LayerNorm(WIDTH))
     for norm in network.modules():
         if isinstance(norm, torch.nn.LayerNorm):
             torch.nn.init.normal_(norm.weight)
@@ -199,11 +163,11 @@ def test_pre_norm_networks_normalise_each_sublayers_input_and_the_output():
     for training, grad in MODES:
         network.train(training)
         with grad():
-            torch.testing.assert_close(read(network, x.split(4, dim=1))[0], expected)
+            torch.testing.assert_close(read_segments(network, x.split(4, dim=1))[0], expected)
 
 
 @each_network
-def test_other_streams_or_shapes_are_refused(name):
+def test_a_network_refuses_other_streams_or_shapes(name):
     network = build(name)
     _, past = network(draw())
     for shape, message in (

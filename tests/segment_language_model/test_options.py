@@ -21,161 +21,168 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
-from fairseq_plugins.transformer_xl.network import TransformerXLBlock
 from tests import tiny
-from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_transformer_xl
+from tests.tiny import ADAPTIVE, dictionary, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
-NO_FFN = {"decoder_ffn_embed_dim": 0}
-# the cause of each message, and a part of it
-REFUSED = [
-    ({"decoder_layers": 0}, "--decoder-layers is 0: it must be at least 1"),
-    ({"mem_len": -1}, "--mem-len is -1: it must be at least 0"),
-    ({"mem_len": "128"}, "--mem-len is '128': it must be at least 0"),
-    ({"clamp_len": 0}, "--clamp-len is 0: it must be at least 1"),
-    ({**ADAPTIVE, "adaptive_input_factor": 0}, "--adaptive-input-factor is 0: it must be at"),
-    ({"attention_kernel": "new"}, "`kernel` is 'new': there are fast, plain"),
-    ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
-    ({"same_length": True, "mem_len": 0}, "--same-length without recurrence leaves"),
-    ({"layer_norm_epsilon": -1.0}, "--layer-norm-epsilon is -1.0: it must be at least 0"),
-    ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be in [0, 1)"),
-    ({"output_dropout": -0.1}, "--output-dropout is -0.1: it must be in [0, 1)"),
-    ({"decoder_attention_heads": 3}, "`num_heads` is 3: it must divide"),
-    ({**NO_FFN, "activation_dropout": 0.1}, "--activation-dropout needs --decoder-ffn-embed-dim"),
-    ({"no_decoder_final_norm": True}, "--no-decoder-final-norm needs --decoder-normalize-before"),
-    ({"adaptive_input": True}, "--adaptive-input needs --adaptive-input-cutoff"),
-    ({"adaptive_input_cutoff": "8"}, "--adaptive-input-cutoff needs --adaptive-input"),
-    ({"adaptive_softmax_dropout": 0.1}, "--adaptive-softmax-dropout needs --adaptive-softmax-cut"),
-    ({"tie_adaptive_weights": True}, "--tie-adaptive-weights needs --adaptive-input"),
-    ({**ADAPTIVE, "adaptive_softmax_cutoff": None}, "-weights needs --adaptive-softmax-cutoff"),
-    ({**ADAPTIVE, "tie_adaptive_weights": False}, "-proj needs --tie-adaptive-weights"),
-    ({**TIED_HEAD, "tie_adaptive_proj": False}, "-head-proj needs --tie-adaptive-proj"),
-    ({**TIED_HEAD, "output_bias": False}, "--tie-adaptive-head-proj needs --output-bias"),
-    ({"no_adaptive_head_proj": True}, "--no-adaptive-head-proj needs --tie-adaptive-weights"),
-    ({**TIED_HEAD, "no_adaptive_head_proj": True}, "with --tie-adaptive-head-proj: leave one of"),
-    ({**TIED_HEAD, **FULL_WIDTH}, "--tie-adaptive-head-proj with --adaptive-softmax-factor 1"),
-    ({**ADAPTIVE, "share_decoder_input_output_embed": True}, "ties plain embeddings"),
-    ({**ADAPTIVE, "adaptive_softmax_cutoff": "9"}, "--adaptive-softmax-cutoff, not 8,14 and 9"),
-    ({"adaptive_softmax_cutoff": "9,8"}, "-cutoff is '9,8': it must be rising numbers"),
-    ({"adaptive_softmax_cutoff": "some"}, "-cutoff is 'some': it must be rising numbers"),
-    ({"adaptive_softmax_cutoff": "8,100"}, "'8,100': its last number must be below the 20"),
-    ({"adaptive_softmax_cutoff": "1,8"}, "'1,8': its first number must be at least 4"),
-    ({"adaptive_softmax_cutoff": "8,10,12"}, "--adaptive-softmax-factor is 4: 3 cutoffs leave"),
-]
 
 
-WINDOW, KEYS, SEGMENT = Window(0, 9), torch.zeros(1, 1, 4, 3), torch.zeros(2, 4, 16)
-
-
-def attend(rel_keys, **options):
-    """Attend from 4 queries to 4 keys of width 3."""
-    return plain_attention(KEYS, KEYS, KEYS, rel_keys, WINDOW, **options)
-
-
-def block(*shape):
-    """Call a block with a segment of this shape, and a past of two streams of width 16."""
-    made = TransformerXLBlock(16, 2, 24, 4)
-    return made(torch.zeros(shape), made(SEGMENT)[1])
-
-
-# other calls that are refused, and a part of the message
-REFUSED += [
-    (lambda: attend(torch.zeros(1, 4, 3)), "`rel_keys` has 4 distances: 4 keys"),
-    (lambda: attend(Clamped(torch.zeros(1, 0, 3))), "`rel_keys` has 0 distances"),
-    (lambda: attend(torch.zeros(1, 5, 4)), "`rel_keys` is (1, 5, 4): 1 heads of width 3"),
-    (lambda: attend(torch.zeros(2, 5, 3)), "`rel_keys` is (2, 5, 3): 1 heads of width 3"),
-    (lambda: attend(Clamped(torch.zeros(1, 2, 4))), "`rel_keys` is (1, 2, 4): 1 heads"),
-    (lambda: attend(None, distance_bias=torch.zeros(1, 2)), "`distance_bias` without `rel_keys`"),
-    (lambda: RelativeAttention(8, 3, WINDOW), "`num_heads` is 3: it must divide `embed_dim`, 8"),
-    (lambda: RelativeAttention(8, 2, WINDOW, kernel="new"), "`kernel` is 'new': there are fast, "),
-    # the published code uses -1 for no clamp
-    (lambda: SinusoidalRelativePositions(8, 0), "`clamp_len` is 0: give at least 1, or None"),
-    (lambda: Distances(-1), "`clamp_len` is -1: give at least 1, or None"),
-    (lambda: LearnedRelativePositions(9, 8, 0), "`clamp_len` is 0: give at least 1, or None"),
-    (lambda: SinusoidalRelativePositions(15), "`embed_dim` is 15: sinusoids take an even width"),
-    (lambda: block(3, 4, 16), "`past` has 2 streams and `x` has 3"),
-    (lambda: block(2, 0, 16), "`x` is (2, 0, 16): give a segment (B, T, d)"),
-    (lambda: block(2, 16), "`x` is (2, 16): give a segment"),
-    (
-        lambda: SegmentLoss.build_criterion(SegmentLossConfig(span_loss=0.1), None),
-        "--span-loss is 0.1, and models of this task have no --adaptive-span",
-    ),
-    (lambda: segment_loss(span_loss=-0.1), "--span-loss is -0.1: it must be at least 0"),
-    (lambda: segment_loss(span_loss=math.inf), "--span-loss is inf: it must be at least 0"),
-    (lambda: segment_loss(span_loss=math.nan), "--span-loss is nan: it must be at least 0"),
-    # errors of the task
-    (
-        {"compile_layers": True, "checkpoint_activations": True},
-        "--compile-layers with --checkpoint-activations",
-    ),
-    (lambda: set_up(batch_split=0), "--batch-split is 0: it must be at least 1"),
-    (lambda: set_up(tokens_per_sample=0), "--tokens-per-sample is 0: it must be at least 1"),
-    (lambda: set_up(extended_context=-1), "--extended-context is -1: it must be at least 0"),
-    (lambda: set_up(data=None), "DATA is missing"),
-    (lambda: build(batch_split=5, batch_size=4), "--batch-split is 5 and --batch-size 4"),
-    (lambda: build(batch_split=2, batch_size=None), "--batch-split is 2 and --batch-size 1"),
-    (lambda: build({"zero_memory": True, "mem_len": 0}), "--zero-memory with --mem-len 0"),
-    (
-        lambda: build({"mem_len": 8}, extended_context=4),
-        "--extended-context is 4 for a model with a recurrence of 8 tokens",
-    ),
-    # as in evaluation, where the task's options are not those of the training
-    (
-        lambda: build({"mem_len": 8}, from_checkpoint=True, extended_context=4),
-        "--extended-context is 4 for a model with a recurrence of 8 tokens",
-    ),
-    (lambda: criterion("segment_loss", span_loss=0.1), "--span-loss is 0.1 for a model without"),
-    (lambda: criterion("adaptive_loss"), "--criterion adaptive_loss leaves out a part"),
-    (
-        lambda: criterion("cross_entropy", {"adaptive_softmax_cutoff": "8,14"}),
-        "--criterion cross_entropy is for plain softmaxes, and the model has",
-    ),
-    (
-        lambda: check_task(LanguageModelingTask),
-        "the task is LanguageModelingTask, which keeps no past",
-    ),
-]
-
-
-@pytest.mark.parametrize(("refused", "message"), REFUSED)
-def test_what_cannot_be_is_refused_by_name(refused, message):
+# one or two cases a kind: a range, a type, an option that needs another one, two that exclude each
+# other, cutoffs that the dictionary cannot have
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decoder_layers": 0}, "--decoder-layers is 0: it must be at least 1"),
+        ({"mem_len": "128"}, "--mem-len is '128': it must be at least 0"),
+        ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
+        ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be in [0, 1)"),
+        ({"decoder_attention_heads": 3}, "`num_heads` is 3: it must divide"),
+        ({"same_length": True, "mem_len": 0}, "--same-length without recurrence leaves"),
+        ({"no_decoder_final_norm": True}, "-final-norm needs --decoder-normalize-before"),
+        ({"decoder_ffn_embed_dim": 0, "activation_dropout": 0.1}, "needs --decoder-ffn-embed-dim"),
+        ({"adaptive_input": True}, "--adaptive-input needs --adaptive-input-cutoff"),
+        ({"adaptive_input_cutoff": "8"}, "--adaptive-input-cutoff needs --adaptive-input"),
+        ({"tie_adaptive_weights": True}, "--tie-adaptive-weights needs --adaptive-input"),
+        ({**TIED_HEAD, "output_bias": False}, "--tie-adaptive-head-proj needs --output-bias"),
+        ({**TIED_HEAD, "no_adaptive_head_proj": True}, "with --tie-adaptive-head-proj: leave one"),
+        ({**TIED_HEAD, **FULL_WIDTH}, "--tie-adaptive-head-proj with --adaptive-softmax-factor 1"),
+        ({**ADAPTIVE, "share_decoder_input_output_embed": True}, "ties plain embeddings"),
+        ({**ADAPTIVE, "adaptive_softmax_cutoff": "9"}, "--adaptive-softmax-cutoff, not 8,14 and 9"),
+        ({"adaptive_softmax_cutoff": "9,8"}, "-cutoff is '9,8': it must be rising numbers"),
+        ({"adaptive_softmax_cutoff": "8,20"}, "'8,20': its last number must be below the 20"),
+        ({"adaptive_softmax_cutoff": "1,8"}, "'1,8': its first number must be at least 4"),
+        ({"adaptive_softmax_cutoff": "8,10,12"}, "--adaptive-softmax-factor is 4: 3 cutoffs leave"),
+        (
+            {"compile_layers": True, "checkpoint_activations": True},
+            "--compile-layers with --checkpoint-activations",
+        ),
+    ],
+)
+def test_a_model_refuses_impossible_options(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
+        tiny_transformer_xl(**options)
 
 
-def test_the_folder_that_holds_the_binarized_data_is_named(tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "dict.txt").touch()
-    with pytest.raises(ValueError, match=rf"DATA is {tmp_path}: .* wrote: {tmp_path}/bin$"):
-        set_up(data=str(tmp_path), tokens_per_sample=8)
+KEYS = torch.zeros(1, 1, 4, 3)
 
 
-def set_up(**options):
+@pytest.mark.parametrize(
+    ("rel_keys", "options", "message"),
+    [
+        (torch.zeros(1, 4, 3), {}, "`rel_keys` has 4 distances: 4 keys"),
+        (Clamped(torch.zeros(1, 0, 3)), {}, "`rel_keys` has 0 distances"),
+        (torch.zeros(2, 5, 3), {}, "`rel_keys` is (2, 5, 3): 1 heads of width 3"),
+        (None, {"distance_bias": torch.zeros(1, 2)}, "`distance_bias` without `rel_keys`"),
+    ],
+)
+def test_attention_refuses_relative_keys_of_other_shapes(rel_keys, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plain_attention(KEYS, KEYS, KEYS, rel_keys, Window(0, 9), **options)
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (RelativeAttention, (8, 3, Window(0)), "`num_heads` is 3: it must divide `embed_dim`, 8"),
+        # the published code uses -1 for no clamp
+        (Distances, (-1,), "`clamp_len` is -1: give at least 1, or None"),
+        (SinusoidalRelativePositions, (8, 0), "`clamp_len` is 0: give at least 1, or None"),
+        (LearnedRelativePositions, (9, 8, 0), "`clamp_len` is 0: give at least 1, or None"),
+        (SinusoidalRelativePositions, (15,), "`embed_dim` is 15: sinusoids take an even width"),
+    ],
+)
+def test_a_layer_refuses_impossible_arguments(build, arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(*arguments)
+
+
+def make_task(**options):
     """Let the task read its options."""
-    SegmentLanguageModelingTask.setup_task(
-        SegmentLanguageModelingConfig(**{"data": "data", **options})
-    )
+    options = {"data": "data", "batch_size": None, **options}
+    return SegmentLanguageModelingTask(SegmentLanguageModelingConfig(**options), dictionary())
 
 
-def build(model=None, from_checkpoint=False, **options):
+def build(task, from_checkpoint=False, **options):
     """Let the task build a Transformer-XL with these options."""
-    cfg = SegmentLanguageModelingConfig(**{"batch_size": None, **options})
-    task = SegmentLanguageModelingTask(cfg, dictionary())
-    cfg = {"_name": "transformer_xl", **tiny.SIZES, **tiny.SEGMENTS, **(model or {})}
+    cfg = {"_name": "transformer_xl", **tiny.SIZES, **tiny.SEGMENTS, **options}
     return task.build_model(OmegaConf.create(cfg), from_checkpoint)
 
 
-def criterion(name, model=None, **options):
-    """Let the task build a model, then this loss."""
-    cfg = SegmentLanguageModelingConfig(batch_size=None)
-    task = SegmentLanguageModelingTask(cfg, dictionary())
-    cfg = {"_name": "transformer_xl", **tiny.SIZES, **tiny.SEGMENTS, **(model or {})}
-    task.build_model(OmegaConf.create(cfg))
-    return task.build_criterion(OmegaConf.create({"_name": name, **options}))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_split": 0}, "--batch-split is 0: it must be at least 1"),
+        ({"extended_context": -1}, "--extended-context is -1: it must be at least 0"),
+        ({"data": None}, "DATA is missing"),
+    ],
+)
+def test_a_task_refuses_impossible_options(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SegmentLanguageModelingTask.setup_task(
+            SegmentLanguageModelingConfig(**{"data": "data", **options})
+        )
 
 
-def test_evaluation_may_leave_out_the_recurrence_that_a_model_was_trained_with():
-    zeros = {"zero_memory": True, "mem_len": 0}
-    assert build(zeros, from_checkpoint=True).decoder.network.mem_len == 0
-    assert build({**zeros, "mem_len": 8}).decoder.zero_memory
+@pytest.mark.parametrize(
+    ("task", "model", "message"),
+    [
+        ({"batch_split": 5, "batch_size": 4}, {}, "--batch-split is 5 and --batch-size 4"),
+        ({"batch_split": 2}, {}, "--batch-split is 2 and --batch-size 1"),
+        ({}, {"zero_memory": True, "mem_len": 0}, "--zero-memory with --mem-len 0"),
+        ({"extended_context": 4}, {"mem_len": 8}, "--extended-context is 4 for a model with a rec"),
+        # as in evaluation, where the task's options are not those of the training
+        (
+            {"extended_context": 4},
+            {"mem_len": 8, "from_checkpoint": True},
+            "--extended-context is 4 for a model with a recurrence of 8 tokens",
+        ),
+    ],
+)
+def test_a_task_refuses_models_that_do_not_fit_its_options(task, model, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(make_task(**task), **model)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "model", "message"),
+    [
+        ({"_name": "segment_loss", "span_loss": 0.1}, {}, "--span-loss is 0.1 for a model without"),
+        ({"_name": "adaptive_loss"}, {}, "--criterion adaptive_loss leaves out a part"),
+        (
+            {"_name": "cross_entropy"},
+            {"adaptive_softmax_cutoff": "8,14"},
+            "--criterion cross_entropy is for plain softmaxes, and the model has",
+        ),
+    ],
+)
+def test_a_task_refuses_losses_that_do_not_fit_its_model(criterion, model, message):
+    task = make_task()
+    build(task, **model)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        task.build_criterion(OmegaConf.create(criterion))
+
+
+def test_a_loss_refuses_impossible_costs_of_spans():
+    with pytest.raises(ValueError, match=r"--span-loss is 0\.1, and models of this task have no"):
+        SegmentLoss.build_criterion(SegmentLossConfig(span_loss=0.1), None)
+    with pytest.raises(ValueError, match="--span-loss is inf: it must be at least 0"):
+        SegmentLoss(SegmentLossConfig(span_loss=math.inf), make_task())
+
+
+def test_models_refuse_another_task():
+    with pytest.raises(ValueError, match="the task is LanguageModelingTask, which keeps no past"):
+        check_task(LanguageModelingTask)
+
+
+def test_a_task_names_the_folder_that_holds_the_binarized_data(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dict.txt").touch()
+    with pytest.raises(ValueError, match=rf"DATA is {tmp_path}: .* wrote: {tmp_path}/bin$"):
+        SegmentLanguageModelingTask.setup_task(SegmentLanguageModelingConfig(data=str(tmp_path)))
+
+
+def test_evaluation_may_leave_out_the_recurrence_of_the_training():
+    zeros, task = {"zero_memory": True, "mem_len": 0}, make_task()
+    assert build(task, from_checkpoint=True, **zeros).decoder.network.mem_len == 0
+    assert build(task, **{**zeros, "mem_len": 8}).decoder.zero_memory

@@ -10,7 +10,14 @@ import torch
 from fairseq_plugins.all_attention import adaptive_span
 from fairseq_plugins.all_attention.attention import GroupedKeyValues
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, Past
-from tests.segment_language_model.networks import BUILDERS, NETWORKS, STREAMS, build, draw, read
+from tests.segment_language_model.networks import (
+    BUILDERS,
+    NETWORKS,
+    STREAMS,
+    build,
+    draw,
+    read_segments,
+)
 
 HEADS, WIDTH = 2, 4
 each_network = pytest.mark.parametrize("name", NETWORKS)
@@ -31,9 +38,9 @@ def assert_holds(past, keys, values):
 
 @pytest.mark.parametrize("most", [1, 5, 40])
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_key_values_are_the_last_tokens_of_all_that_were_read(most, length):
+def test_key_values_are_those_of_the_last_tokens(most, length):
     keys, values = draw_heads(60)
-    past = KeyValues.of(keys[:, :, :length], values[:, :, :length])
+    past = KeyValues.wrap(keys[:, :, :length], values[:, :, :length])
     for start in range(length, 60 - length + 1, length):
         end = start + length
         past = past.last(most).extended(keys[:, :, start:end], values[:, :, start:end])
@@ -42,36 +49,28 @@ def test_key_values_are_the_last_tokens_of_all_that_were_read(most, length):
         assert past.buffers.keys.size(2) <= most + most // 4 + 2 * length
 
 
-def test_key_values_are_rarely_copied():
-    past, buffers = KeyValues.of(*draw_heads(240)), set()
-    for _ in range(240):
-        past = past.last(240).extended(*draw_heads(1))
-        buffers.add(past.buffers)
-    assert len(buffers) <= 5
-
-
 def test_key_values_go_on_twice_without_changing_each_other():
     text, one, other, rest = (draw_heads(length, seed=length) for length in (9, 1, 2, 3))
-    past = KeyValues.of(*text).extended(*one)
+    past = KeyValues.wrap(*text).extended(*one)
     first, second = past.extended(*other), past.extended(*rest)
     third, fourth = first.extended(*rest), past.last(4).extended(*one)
-    for found, parts in (
+    for extended, parts in (
         (past, (text, one)),
         (first, (text, one, other)),
         (second, (text, one, rest)),
         (third, (text, one, other, rest)),
     ):
-        assert_holds(found, *(torch.cat(halves, dim=2) for halves in zip(*parts, strict=True)))
+        assert_holds(extended, *(torch.cat(halves, dim=2) for halves in zip(*parts, strict=True)))
     whole = (torch.cat(halves, dim=2) for halves in zip(text, one, one, strict=True))
     assert_holds(fourth, *(x[:, :, -5:] for x in whole))
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 7])
-def test_all_kinds_keep_the_last_tokens_and_change_order_and_dtype_alike(length):
+def test_each_kind_of_past_is_cut_reordered_and_cast(length):
     order, last = torch.tensor([1, 0, 1]), slice(max(0, 6 - length), 6)
     keys, values = draw_heads(6)
     expected = keys[:, order, last].double(), values[:, order, last].double()
-    past = KeyValues.of(keys, values)
+    past = KeyValues.wrap(keys, values)
     for each in (past, GroupedKeyValues((past, past.last(3)))):
         changed = each.last(length).select(order).to(torch.float64)
         assert (changed.length, changed.streams) == (min(6, length), 3)
@@ -113,21 +112,9 @@ def pieces(*sizes):
     return draw(STREAMS, sum(sizes)).split(sizes, dim=1)
 
 
-def test_each_mode_has_its_kind_of_past():
-    for name, kind in zip(NETWORKS, (KeyValues, GroupedKeyValues), strict=True):
-        for training, grad in MODES.values():
-            network = build(name).train(training)
-            with grad():
-                _, past = network(draw())
-            expected = kind if grad is not torch.enable_grad else HiddenStates
-            assert {type(layer) for layer in past.layers} == {expected}
-            if kind is expected is GroupedKeyValues:
-                assert min(len(layer.groups) for layer in past.layers) > 1
-
-
 @each_network
 @each_mode
-def test_one_past_has_two_continuations_and_each_goes_on(name, mode):
+def test_a_past_goes_on_twice(name, mode):
     training, grad = MODES[mode]
     network = build(name).train(training)
     text, one, other, rest, more = pieces(4, 1, 2, 3, 1)
@@ -136,53 +123,27 @@ def test_one_past_has_two_continuations_and_each_goes_on(name, mode):
         y_one, after_one = network(one, past)
         y_other, after_other = network(other, past)
         y_rest, after_rest = network(rest, after_one)
-        found = [
+        actual = [
             torch.cat([y_one, y_rest], dim=1),
-            torch.cat([y_other, read(network, (more, rest), after_other)[0]], dim=1),
+            torch.cat([y_other, read_segments(network, (more, rest), after_other)[0]], dim=1),
             # the oldest past, after newer ones went on
-            read(network, (rest, one), past)[0],
+            read_segments(network, (rest, one), past)[0],
             network(more, after_rest)[0],
             network(other, after_one)[0],
         ]
         expected = [
-            read(network, (text, *parts))[0][:, -one_result.size(1) :]
+            read_segments(network, (text, *parts))[0][:, -one_result.size(1) :]
             for parts, one_result in zip(
                 [(one, rest), (other, more, rest), (rest, one), (one, rest, more), (one, other)],
-                found,
+                actual,
                 strict=True,
             )
         ]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @each_network
-@pytest.mark.parametrize("modes", [("inference_mode", "no_grad"), ("no_grad", "inference_mode")])
-def test_a_past_goes_on_in_the_other_mode_without_gradients(name, modes):
-    network, parts = build(name).eval(), pieces(3, 2, 1, 4, 1, 1)
-    expected, _ = read(network, parts)
-    outputs, past = [], None
-    for number, part in enumerate(parts):
-        with MODES[modes[number % 2]][1]():
-            y, past = network(part, past)
-            outputs.append(y.clone())
-    torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
-
-
-@each_network
-@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_gradients_do_not_depend_on_how_the_past_was_read(name, grad):
-    network, (text, rest) = build(name), pieces(5, 3)
-    gradients = []
-    for mode in (torch.enable_grad, grad):
-        with mode():
-            _, past = network(text)
-        loss = network(rest, past)[0].square().sum()
-        gradients.append(torch.autograd.grad(loss, list(network.parameters())))
-    torch.testing.assert_close(*gradients)
-
-
-@each_network
-def test_keys_and_values_are_no_past_for_training(name):
+def test_training_refuses_a_past_of_keys_and_values(name):
     network, (text, rest) = build(name).eval(), pieces(5, 3)
     with torch.no_grad():
         _, past = network(text)
@@ -208,32 +169,32 @@ COPIES = {
 @each_network
 @pytest.mark.parametrize("mode", ["training", "no_grad"])
 @pytest.mark.parametrize("kind", COPIES)
-def test_a_copy_of_a_past_goes_on_by_itself(name, mode, kind):
+def test_a_copied_past_goes_on_by_itself(name, mode, kind):
     training, grad = MODES[mode]
     network = build(name).train(training)
     text, one, other, rest = pieces(4, 1, 2, 3)
     with grad():
         # a past that has room for more
-        _, past = read(network, (text, one))
+        _, past = read_segments(network, (text, one))
         copied = COPIES[kind](past)
         assert isinstance(copied, Past)
         assert copied.num_tokens == 5
-        y, _ = read(network, (other, rest), past)
-        of_copy, _ = read(network, (rest, other), copied)
-        expected, _ = read(network, (text, one, rest, other))
-        assert torch.equal(read(network, (other, rest), COPIES[kind](past))[0], y)
-    torch.testing.assert_close(of_copy, expected[:, 5:])
+        y, _ = read_segments(network, (other, rest), past)
+        from_copy, _ = read_segments(network, (rest, other), copied)
+        expected, _ = read_segments(network, (text, one, rest, other))
+        assert torch.equal(read_segments(network, (other, rest), COPIES[kind](past))[0], y)
+    torch.testing.assert_close(from_copy, expected[:, 5:])
 
 
 @each_network
 @each_mode
 @pytest.mark.parametrize("order", [[0, 1], [1, 0], [1], [1, 1, 0], [0, 0]])
-def test_a_past_goes_on_in_another_order_of_streams(name, mode, order):
+def test_a_past_goes_on_with_reordered_streams(name, mode, order):
     training, grad = MODES[mode]
     network, order = build(name).train(training), torch.tensor(order)
     text, one, rest = pieces(6, 1, 3)
     with grad():
-        _, past = read(network, (text, one))
+        _, past = read_segments(network, (text, one))
         y, _ = network(rest[order], past.select(order))
         expected, _ = network(rest, past)
     torch.testing.assert_close(y, expected[order])
@@ -247,13 +208,14 @@ def test_a_past_goes_on_in_another_dtype(name, mode, dtype):
     network, (text, rest, more) = build(name).train(training), pieces(6, 3, 1)
     with grad():
         _, past = network(text)
-        expected, _ = read(network, (rest, more), past)
+        expected, _ = read_segments(network, (rest, more), past)
         network.to(dtype)
         cast = past.to(dtype)
-        found, _ = read(network, (rest.to(dtype), more.to(dtype)), cast)
+        actual, _ = read_segments(network, (rest.to(dtype), more.to(dtype)), cast)
         # without `to`, each layer casts its past
-        assert torch.equal(read(network, (rest.to(dtype), more.to(dtype)), past)[0], found)
+        uncast, _ = read_segments(network, (rest.to(dtype), more.to(dtype)), past)
+        assert torch.equal(uncast, actual)
     tolerance = 1e-4 if dtype == torch.float32 else 0.25
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
     for layer in cast.layers:
         assert layer.to(dtype).length == layer.length

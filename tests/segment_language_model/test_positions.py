@@ -15,7 +15,7 @@ from tests.reference.transformer_xl import sinusoid
 WIDTH, LIKE = 8, torch.empty(0)
 
 
-def test_sinusoids_are_the_papers_from_the_farthest_distance_to_the_one_before_the_first():
+def test_sinusoids_equal_the_papers():
     encoding = SinusoidalRelativePositions(WIDTH)(5, LIKE.double())
     expected = torch.stack([sinusoid(max(0, distance), WIDTH) for distance in range(5, -2, -1)])
     torch.testing.assert_close(encoding, expected)
@@ -57,7 +57,7 @@ def test_half_precision_keeps_far_positions_apart(dtype):
     torch.testing.assert_close(half.double(), exact, atol=0.01, rtol=0.01)
 
 
-def test_learned_places_have_a_vector_in_each_layer_and_no_more_than_those():
+def test_learned_positions_have_a_vector_in_each_layer():
     positions, x = LearnedAbsolutePositions(2, 8, WIDTH), torch.zeros(1, 2, WIDTH)
     torch.testing.assert_close(positions.add_to_layer(x, 1, 6)[0], positions.weight[1, 6:])
     with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):

@@ -32,7 +32,7 @@ JOINED = [4, 5, 2, 6, 2, 7, 8, 9, 2]
 
 
 @pytest.mark.parametrize("impl", ["mmap", "lazy", "cached"])
-def test_load_tokens_joins_the_sentences_and_numbered_parts_when_asked(tmp_path, impl):
+def test_load_tokens_joins_sentences_and_numbered_parts(tmp_path, impl):
     path = write(tmp_path, "train", SENTENCES, impl)
     write(tmp_path, "train1", [[10, 2]], impl)
     tokens = load_tokens(path, dictionary(), impl)
@@ -54,8 +54,8 @@ def cut_off(ending, length):
     return ending, lambda content: content[:length]
 
 
-def overwrite(place):
-    return ".idx", lambda content: content[:place] + b"\x77" + content[place + 1 :]
+def overwrite(position):
+    return ".idx", lambda content: content[:position] + b"\x77" + content[position + 1 :]
 
 
 DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged.*binarize the text"
@@ -71,7 +71,7 @@ DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged
         (SENTENCES, cut_off(".bin", 0), r"train is empty: binarize a text"),
         (SENTENCES, cut_off(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the"),
         *((SENTENCES, cut_off(".idx", size), DAMAGED_INDEX) for size in (0, 5, 9, 20, 30, -1)),
-        *((SENTENCES, overwrite(place), DAMAGED_INDEX) for place in (9, 17, 18, 25)),
+        *((SENTENCES, overwrite(position), DAMAGED_INDEX) for position in (9, 17, 18, 25)),
     ],
 )
 def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, damage, message, unraisable):
@@ -93,11 +93,11 @@ def test_each_epoch_reads_the_next_of_several_folders(tmp_path):
         write(folder, "train", [sentence])
     data = os.pathsep.join(map(str, folders))
     options = SegmentLanguageModelingConfig(data=data, dataset_impl="mmap", train_subset="train")
-    task, read = SegmentLanguageModelingTask(options, dictionary()), []
+    task, texts = SegmentLanguageModelingTask(options, dictionary()), []
     for epoch in (1, 2, 3):
         task.load_dataset("train", epoch)
-        read.append(task.dataset("train").tokens.tolist())
-    assert read == [SENTENCES[0], SENTENCES[1], SENTENCES[0]]
+        texts.append(task.dataset("train").tokens.tolist())
+    assert texts == [SENTENCES[0], SENTENCES[1], SENTENCES[0]]
 
 
 def test_a_missing_split_is_named_and_a_pipe_is_not_waited_for(tmp_path):
@@ -117,7 +117,7 @@ WHOLE = np.array([token for part in PARTS for token in part])
 
 def cut(tokens):
     """Split a text into its sentences."""
-    ends = [place + 1 for place, token in enumerate(tokens) if token == EOS]
+    ends = [number + 1 for number, token in enumerate(tokens) if token == EOS]
     return [tuple(tokens[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -149,8 +149,8 @@ def test_one_sentence_cannot_be_shuffled(tokens):
         ShuffledSentences(np.array(tokens), EOS, [1, 1])
 
 
-def test_streams_read_the_sentences_in_the_order_of_the_epoch():
-    def read(shuffled, epoch):
+def test_streams_read_sentences_in_the_epochs_order():
+    def read_streams(shuffled, epoch):
         ordered = RunningText(WHOLE, shuffled).ordered(EOS, 1, epoch)
         dataset = TokenStreams(ordered, dictionary(), 4, 5)
         items = [dataset[number] for number in range(len(dataset))]
@@ -159,6 +159,6 @@ def test_streams_read_the_sentences_in_the_order_of_the_epoch():
         assert torch.cat([item["source"] for item in items]).tolist() == [EOS, *predicted[:-1]]
         return predicted
 
-    assert read(False, 1) == read(False, 2) == WHOLE.tolist()
-    assert sorted(cut(read(True, 1))) == sorted(PARTS)
-    assert read(True, 1) == read(True, 1) != read(True, 2)
+    assert read_streams(False, 1) == read_streams(False, 2) == WHOLE.tolist()
+    assert sorted(cut(read_streams(True, 1))) == sorted(PARTS)
+    assert read_streams(True, 1) == read_streams(True, 1) != read_streams(True, 2)

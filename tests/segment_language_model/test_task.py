@@ -22,10 +22,9 @@ MODELS = ("transformer_xl", "all_attention_lm", "transformer_xl_tiny", "adaptive
 FORGOTTEN = r"^the task is (\w+), .*: give --task segment_language_modeling$"
 
 
-def make_task(**given):
-    return SegmentLanguageModelingTask(
-        SegmentLanguageModelingConfig(**{"batch_size": 4, **given}), tiny.dictionary()
-    )
+def make_task():
+    cfg = SegmentLanguageModelingConfig(batch_size=4)
+    return SegmentLanguageModelingTask(cfg, tiny.dictionary())
 
 
 @pytest.mark.parametrize("arch", MODELS)
@@ -52,18 +51,18 @@ def test_other_task_is_refused_under_hydra():
 @pytest.mark.parametrize("arch", MODELS)
 def test_segment_length_is_the_tasks(arch):
     words = ["data", "--arch", arch, "--task", "segment_language_modeling"]
-    for given, length in (((), 512), (("--tokens-per-sample", "9"), 9)):
-        parsed = options.parse_args_and_arch(options.get_training_parser(), [*words, *given])
+    for more, length in (((), 512), (("--tokens-per-sample", "9"), 9)):
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*words, *more])
         cfg = convert_namespace_to_omegaconf(parsed)
         assert (cfg.task.tokens_per_sample, cfg.model.tokens_per_sample) == (length, length)
 
 
 @pytest.mark.parametrize("option", REFUSED)
 def test_generator_refuses_what_means_nothing_here(option):
-    given = "align" if option == "replace_unk" else True
+    value = "align" if option == "replace_unk" else True
     flag = "--" + option.replace("_", "-")
     with pytest.raises(ValueError, match=f"^{flag}: .*leave it out$"):
-        make_task().build_generator([tiny.tiny_model()], GenerationConfig(**{option: given}))
+        make_task().build_generator([tiny.tiny_model()], GenerationConfig(**{option: value}))
 
 
 def test_training_forgets_the_best_loss_of_an_earlier_one():

@@ -6,7 +6,7 @@ from fairseq_plugins.transformer_xl.dropout import LockedDropout, WordDropout
 from tests.tiny import tiny_transformer_xl, tokens
 
 
-def test_locked_dropout_drops_the_same_elements_at_every_token_of_a_stream():
+def test_locked_dropout_drops_the_same_elements_at_every_token():
     out = LockedDropout(0.25)(torch.ones(3, 7, 400))
     dropped = out == 0
     assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
@@ -19,13 +19,13 @@ def test_word_dropout_drops_a_word_wherever_it_occurs():
     tokens = torch.randint(0, 500, (4, 2000))
     out = WordDropout(0.25, 500)(torch.ones(4, 2000, 3), tokens)
     dropped = {int(t) for t in tokens[(out == 0).all(dim=-1)]}
-    kept = {int(t) for t in tokens[(out != 0).any(dim=-1)]}
-    assert dropped.isdisjoint(kept)
+    others = {int(t) for t in tokens[(out != 0).any(dim=-1)]}
+    assert dropped.isdisjoint(others)
     assert abs(len(dropped) / 500 - 0.25) < 0.06
     torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 4 / 3))
 
 
-def test_every_dropout_acts_in_training_and_in_training_only():
+def test_every_dropout_acts_in_training_only():
     stream = tokens(2, 8)
     plain = tiny_transformer_xl()(stream)[0]
     for part in ("", "embed_", "output_", "attention_", "activation_", "word_"):

@@ -22,7 +22,7 @@ NETWORKS = [
 
 
 @pytest.mark.parametrize("options", NETWORKS)
-def test_scores_are_the_references_however_a_text_is_read(options):
+def test_scores_equal_the_reference_in_any_segments(options):
     model = tiny_transformer_xl(**{"mem_len": 20, "tokens_per_sample": 20, **options}).double()
     stream = tokens(2, 20)
     rest = (lambda _: True), options.get("clamp_len")
@@ -60,7 +60,7 @@ def seen_by(model, length, start):
         ({"mem_len": 0}, [1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_a_token_sees_the_recurrence_and_its_segment_or_always_as_many(options, seen):
+def test_a_token_sees_the_past_and_its_segment(options, seen):
     model = tiny_transformer_xl(decoder_layers=1, **options).double()
     assert seen_by(model, 6, 6).sum(dim=1).tolist() == seen
 
@@ -74,7 +74,7 @@ def generate(model, stream):
     return last, state["past"]
 
 
-def test_generation_keeps_no_more_than_it_reads():
+def test_generation_keeps_a_short_past():
     model = tiny_transformer_xl(mem_len=5)
     _, past = generate(model, tokens(2, 40))
     assert past.num_tokens == 40
@@ -84,7 +84,7 @@ def test_generation_keeps_no_more_than_it_reads():
     assert {positions.size(1) for positions in past.positions} == {5 + 2}
 
 
-def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
+def test_generation_without_recurrence_sees_a_segment():
     model, stream = tiny_transformer_xl(mem_len=0, decoder_layers=1).double(), tokens(1, 12)
     last, _ = generate(model, stream)
     torch.testing.assert_close(last, model(stream[:, -8:])[0][:, -1:])
@@ -92,7 +92,7 @@ def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
 
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_activation_checkpointing_changes_neither_values_nor_gradients(positions, normalize_before):
+def test_activation_checkpointing_changes_no_gradient(positions, normalize_before):
     options = {"positions": positions, "decoder_normalize_before": normalize_before}
     results = []
     for checkpointed in (False, True):
@@ -110,17 +110,17 @@ def parameters(**options):
     return {name: p.shape for name, p in tiny_transformer_xl(**options).named_parameters()}
 
 
-def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others():
+def test_each_position_encoding_has_its_parameters_alone():
     plain = parameters(positions="sinusoidal-absolute")
     layers = [f"decoder.network.layers.{i}.self_attn" for i in range(3)]
     projection = {f"{layer}.position_projection.proj.weight": (16, 16) for layer in layers}
-    own = {f"{layer}.biases.{name}": (2, 8) for layer in layers for name in "uv"}
+    by_layer = {f"{layer}.biases.{name}": (2, 8) for layer in layers for name in "uv"}
     # shared by all layers, and named after the first one
     shared = {f"{layers[0]}.biases.{name}": (2, 8) for name in "uv"}
     # recurrence 8, segment 8: distances 0 to 15
     tables = {f"{layer}.position_projection.weight": (2, 16, 8) for layer in layers}
     assert parameters() == {**plain, **projection, **shared}
-    assert parameters(untie_r=True) == {**plain, **projection, **own}
+    assert parameters(untie_r=True) == {**plain, **projection, **by_layer}
     assert parameters(positions="shaw") == {**plain, **tables}
     learned = {"decoder.network.absolute_positions.weight": (3, 8, 16)}
     assert parameters(positions="learned-absolute") == {**plain, **learned}
@@ -132,7 +132,7 @@ def test_the_past_is_as_long_as_the_segment_by_default():
         assert tiny_transformer_xl(**options).decoder.network.mem_len == length
 
 
-def test_shaw_distances_beyond_those_trained_share_the_last_vector():
+def test_shaw_distances_beyond_the_table_share_its_last_vector():
     trained = tiny_transformer_xl(positions="shaw", mem_len=4, tokens_per_sample=4).double()
     longer = tiny_transformer_xl(positions="shaw", mem_len=40, tokens_per_sample=4).double()
     # distributed training keeps references to the parameters from before loading
@@ -145,13 +145,13 @@ def test_shaw_distances_beyond_those_trained_share_the_last_vector():
     torch.testing.assert_close(scores_by_segment(longer, stream, 5)[0], expected)
 
 
-def test_generation_ends_with_the_places_that_were_trained():
+def test_generation_ends_with_the_trained_positions():
     learned, sinusoids = (tiny_transformer_xl(positions=name) for name in POSITIONS[2:])
     assert learned.max_positions() == sinusoids.max_positions() == 8
     assert tiny_transformer_xl().max_positions() > 1_000_000
     generate(learned, tokens(1, 8))
-    for read in (lambda: generate(learned, tokens(1, 9)), lambda: learned(tokens(1, 9))):
+    for score in (lambda: generate(learned, tokens(1, 9)), lambda: learned(tokens(1, 9))):
         with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
-            read()
+            score()
     # sinusoids have a vector for each place
     sinusoids(tokens(1, 9))

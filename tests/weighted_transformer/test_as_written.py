@@ -6,7 +6,6 @@ import torch
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward, FirstLayers
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests.gradients import assert_same
-from tests.weighted_transformer.tiny import tiny_as_written
 
 WIDTH, INNER, BRANCHES, TOKENS = 6, 12, 3, 5
 
@@ -29,7 +28,7 @@ def one_by_one(layer, heads):
     return torch.cat(results, dim=1)
 
 
-def test_first_layers_are_each_branchs_own_whatever_the_strides():
+def test_first_layers_equal_those_of_single_branches():
     layer = first_layers()
     x = torch.randn(TOKENS, WIDTH, dtype=torch.double)
     for heads in (x.requires_grad_(), x.detach().mT.contiguous().mT.requires_grad_()):
@@ -37,18 +36,11 @@ def test_first_layers_are_each_branchs_own_whatever_the_strides():
         assert_same(layer(heads), one_by_one(layer, heads), inputs)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, TOKENS])
-def test_inference_with_few_and_many_tokens_is_the_same(tokens):
-    layer, x = first_layers().eval(), torch.randn(tokens, WIDTH, dtype=torch.double)
-    inputs = [x.requires_grad_(), *layer.parameters()]
-    assert_same(layer(x), one_by_one(layer, x), inputs)
-
-
 @pytest.mark.parametrize(
     ("dtype", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float, True)]
 )
 @pytest.mark.parametrize("tokens", [1, TOKENS])
-def test_half_precision_is_that_of_the_inputs_or_of_autocast(dtype, autocast, tokens):
+def test_half_precision_follows_inputs_or_autocast(dtype, autocast, tokens):
     layer = BranchedFeedForward(WIDTH, INNER, *(BranchWeights(BRANCHES) for _ in range(2)))
     x = torch.randn(tokens, WIDTH).to(dtype)
     expected = layer(x.float())
@@ -56,34 +48,19 @@ def test_half_precision_is_that_of_the_inputs_or_of_autocast(dtype, autocast, to
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out, again = layer(x), layer.eval()(x)
     assert out.dtype == again.dtype == (torch.bfloat16 if autocast else dtype)
-    for found in (out, again):
-        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+    for y in (out, again):
+        torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05)
     out.float().sum().backward()
     assert {p.grad.dtype for p in (layer.fc1.weight, layer.fc2.weight)} == {dtype}
     assert {w.dtype for w in (layer.fc1.weights.alpha, layer.fc2.weights.alpha)} == {torch.float}
 
 
-def test_gradients_of_gradients_are_those_of_the_equations():
+def test_first_layers_have_second_derivatives():
     layer = first_layers()
     x = torch.randn(TOKENS, WIDTH, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradgradcheck(layer, (x,))
 
 
-def test_dropout_that_is_to_be_retained_acts_outside_of_training():
-    model = tiny_as_written(attention_dropout=0.5, activation_dropout=0.5).eval()
-    attention, x = model.encoder.layers[0].self_attn, torch.randn(5, 3, 16)
-    network = attention.out_proj
-    for part, compute in [
-        (attention.dropout_module, lambda: attention(x, x, x, need_weights=False)[0]),
-        (network.activation_dropout, lambda: network(x)),
-    ]:
-        assert torch.equal(compute(), compute())
-        # as fairseq does for --retain-dropout
-        part.make_generation_fast_("", retain_dropout=True)
-        assert not torch.equal(compute(), compute())
-        part.apply_during_inference = False
-
-
-def test_widths_that_the_branches_cannot_share_are_refused():
+def test_first_layers_refuse_widths_that_branches_cannot_share():
     with pytest.raises(ValueError, match=r"^`ffn_dim` is 22: it must be a multiple of .* 4$"):
         FirstLayers(12, 22, BranchWeights(4))

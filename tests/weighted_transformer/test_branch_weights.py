@@ -24,16 +24,16 @@ CORNERS = [
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0, 1000.0])
-def test_projection_is_the_nearest_point_of_the_simplex(spread):
+def test_projection_gives_the_nearest_point_of_the_simplex(spread):
     drawn = [1 / branches + spread * torch.randn(9, branches) for branches in (1, 2, 5, 6)]
     for x in (x for vectors in (*drawn, *map(torch.tensor, CORNERS)) for x in vectors):
-        found = x.clone()
-        project_to_simplex(found)
-        torch.testing.assert_close(found, nearest_on_simplex(x.double()).float())
-        assert_on_simplex(found)
+        projected = x.clone()
+        project_to_simplex(projected)
+        torch.testing.assert_close(projected, nearest_on_simplex(x.double()).float())
+        assert_on_simplex(projected)
 
 
-def test_the_start_is_uniform_on_the_simplex():
+def test_random_branch_weights_are_uniform_on_the_simplex():
     torch.manual_seed(1)
     drawn = torch.stack([draw_from_simplex(3) for _ in range(4000)])
     assert_on_simplex(*drawn)
@@ -42,7 +42,7 @@ def test_the_start_is_uniform_on_the_simplex():
 
 
 @pytest.mark.parametrize("branches", [1, 2, 8])
-def test_a_start_near_uniform_spreads_by_two_in_an_order_by_the_seed(branches):
+def test_near_uniform_branch_weights_spread_by_two(branches):
     torch.manual_seed(1)
     drawn = [draw_near_uniform(branches) for _ in range(9)]
     for x in drawn:
@@ -57,7 +57,7 @@ def test_a_start_near_uniform_spreads_by_two_in_an_order_by_the_seed(branches):
     assert torch.equal(draw_near_uniform(branches), drawn[0])
 
 
-def test_weights_are_multiplied_where_they_are_applied_alone():
+def test_branch_weights_are_multiplied_by_their_number():
     weights = BranchWeights(4, schedule=SCHEDULE)
     torch.testing.assert_close(weights(), 4 * weights.learned())
     assert_on_simplex(weights.learned())
@@ -79,13 +79,13 @@ def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_softmax_of_the_logits():
+def test_branch_weights_can_be_a_softmax():
     weights = BranchWeights(3, "kappa", parameterization="softmax", total=1)
     weights.kappa_logits.data = logits = torch.tensor([3.0, 0.0, 1.0])
     torch.testing.assert_close(weights(), logits.softmax(0))
 
 
-def test_the_learning_rate_is_that_of_the_paper_until_weights_are_frozen():
+def test_the_schedule_equals_the_papers_until_weights_are_frozen():
     schedule = BranchSchedule(0.3, 400, freeze_after=200)
     rates = [schedule.learning_rate(update) for update in (1, 200, 400, 10_000)]
     expected = [0.3 / 8000, 0.3 / 40, 0.3 / 20, 0.3 / 100]
@@ -95,7 +95,7 @@ def test_the_learning_rate_is_that_of_the_paper_until_weights_are_frozen():
     assert not SCHEDULE.frozen(10**9)
 
 
-def test_others_replace_the_learned_ones_outside_of_training():
+def test_other_weights_replace_the_learned_ones_in_evaluation():
     weights = BranchWeights(4, total=1, outside_training="uniform")
     assert weights() is weights.alpha
     assert weights.eval()().tolist() == [0.25] * 4
@@ -126,14 +126,12 @@ def test_gating_keeps_the_branches_with_the_largest_weights(training):
     ("options", "message"),
     [
         ({"start": "none"}, "`start` is 'none': there are random, near-uniform"),
-        ({"parameterization": "none"}, "`parameterization` is 'none': there are simplex, softmax"),
-        ({"outside_training": "none"}, "`outside_training` is 'none': there are learned, "),
         ({"top_k": 0}, "`top_k` is 0: it must be from 1 to the number of branches, 4"),
         ({"top_k": 5}, "`top_k` is 5: it must be from 1 to the number of branches, 4"),
         ({"top_k": 2, "shake": True}, "`top_k` is 2, and `shake` makes all weights equal"),
         ({"top_k": 2, "outside_training": "uniform"}, "`top_k` is 2, and `outside_training` make"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(options, message):
+def test_branch_weights_refuse_impossible_options(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         BranchWeights(4, **options)

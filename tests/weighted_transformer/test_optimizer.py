@@ -36,7 +36,7 @@ def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
     return BranchedFeedForward(WIDTH, 16, kappa, alpha)
 
 
-def weights_of(network):
+def branch_weights(network):
     """Return κ and α, or their logits."""
     return [getattr(layer.weights, layer.weights.name) for layer in (network.fc1, network.fc2)]
 
@@ -59,7 +59,7 @@ def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, se
         after(update)
 
 
-def build_optimizer_for(network, precision, **common):
+def build_optimizer_in(network, precision, **common):
     if precision is None:
         return adam(network)
     options = adam_options(_name="adam_with_branch_weights")
@@ -79,10 +79,10 @@ PRECISIONS = pytest.mark.parametrize(
 
 
 @PRECISIONS
-def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
+def test_branch_weights_stay_on_the_simplex(precision, dtype, common):
     network = make_network().to(dtype)
-    optimizer = build_optimizer_for(network, precision, **common)
-    weights, seen = weights_of(network), []
+    optimizer = build_optimizer_in(network, precision, **common)
+    weights, seen = branch_weights(network), []
 
     def check(update):
         assert_on_simplex(*(weight.data for weight in weights))
@@ -98,10 +98,10 @@ def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
     assert any((x == 0).any() for x in seen)
 
 
-def test_updates_are_adams_at_the_schedules_rate_then_projected():
+def test_an_update_equals_adam_and_a_projection():
     ours, plain = make_network(), make_network()
     optimizer = adam(ours, weight_decay=0.1)
-    betas, weights = (0.9, 0.98), weights_of(plain)
+    betas, weights = (0.9, 0.98), branch_weights(plain)
     others = [p for p in plain.parameters() if all(p is not w for w in weights)]
     main = torch.optim.AdamW(others, lr=1e-3, betas=betas, weight_decay=0.1)
     apart = torch.optim.Adam(weights, betas=betas)
@@ -125,10 +125,10 @@ def test_updates_are_adams_at_the_schedules_rate_then_projected():
 
 
 @PRECISIONS
-def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(precision, dtype, common):
+def test_frozen_branch_weights_stay_bit_for_bit(precision, dtype, common):
     # small steps, so that the weights do not end in a corner
     network = make_network(freeze_after=4, factor=0.02).to(dtype)
-    optimizer, states = build_optimizer_for(network, precision, **common), []
+    optimizer, states = build_optimizer_in(network, precision, **common), []
     learn(network, optimizer, 7, after=lambda _: states.append(copy.deepcopy(network.state_dict())))
     *_, before, at_freezing, _, _, last = states
     for name, weight in at_freezing.items():
@@ -137,17 +137,17 @@ def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(precision, dtype, co
         assert not frozen or not torch.equal(before[name], weight)
 
 
-def test_logits_of_a_softmax_are_not_projected():
+def test_softmax_logits_are_not_projected():
     network = make_network(parameterization="softmax")
     optimizer = adam(network)
     learn(network, optimizer)
-    for layer, logits in zip((network.fc1, network.fc2), weights_of(network), strict=True):
+    for layer, logits in zip((network.fc1, network.fc2), branch_weights(network), strict=True):
         assert logits.abs().sum() > 1.5
         assert_on_simplex(layer.weights())
 
 
 @pytest.mark.parametrize("freeze_after", [None, 6])
-def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
+def test_a_resumed_run_is_the_unbroken_one(freeze_after):
     first = make_network(freeze_after)
     optimizer = adam(first)
     learn(first, optimizer, 5)
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
     second = make_network(freeze_after)
     again = adam(second)
     second.load_state_dict(saved[0])
-    assert_on_simplex(*(weight.data for weight in weights_of(second)))
+    assert_on_simplex(*(weight.data for weight in branch_weights(second)))
     again.load_state_dict(saved[1])
     learn(second, again, 5, seed=3)
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
@@ -181,7 +181,7 @@ def train_on(rank, legacy):
         if legacy and rank is not None:
             ddp.all_reduce_grads()
         optimizer.step()
-        assert_on_simplex(*(weight.data for weight in weights_of(network)))
+        assert_on_simplex(*(weight.data for weight in branch_weights(network)))
     return network.state_dict()
 
 
@@ -193,7 +193,7 @@ def test_two_workers_learn_what_one_does(tmp_path, legacy):
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_without_branch_weights_it_is_fairseqs_adam(caplog):
+def test_the_optimizer_without_branch_weights_is_fairseqs_adam(caplog):
     one, other = nn.Linear(3, 2), nn.Linear(3, 2)
     other.load_state_dict(one.state_dict())
     with caplog.at_level(logging.INFO):

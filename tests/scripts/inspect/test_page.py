@@ -24,8 +24,8 @@ DRIVER = shutil.which("chromedriver")
 PATIENCE = 30.0  # seconds
 LOG = """\
 {"loss": "5", "num_updates": "10", "train_wall": "60"}
-{"valid_loss": "4", "valid_encoder1_kappa1": "0.4", "valid_num_updates": "10"}
-{"valid_loss": "3", "valid_encoder1_kappa1": "0.6", "valid_num_updates": "20"}
+{"valid_loss": "4", "valid_span_mean": "40", "valid_num_updates": "10"}
+{"valid_loss": "3", "valid_span_mean": "60", "valid_num_updates": "20"}
 """
 
 pytestmark = pytest.mark.skipif(
@@ -261,7 +261,7 @@ def test_curves_are_drawn_by_updates_and_by_minutes(show):
     assert "updates" in text_of(page, "[data-chart=loss]")
     all_of(page, "[name=by][value=minutes]")[0].click()
     assert "minutes" in text_of(page, "[data-chart=loss]")
-    assert "κ of encoder1" in text_of(page, "#curves")
+    assert "mean span" in text_of(page, "#curves")
 
 
 def test_one_figure_is_drawn_as_a_picture(folder, pages, tmp_path):

@@ -30,7 +30,7 @@ def sgm(kind, language):
     return "".join([*parts, f"</p>\n</doc>\n</{kind}set>\n"])
 
 
-def name_of(archive):
+def text_name(archive):
     """Return the name of an archive's text without its version number."""
     return re.split(r"-v\d|\.", archive.members[0])[0]
 
@@ -47,7 +47,7 @@ def archives(pair):
                 data = sgm(side, language).encode()
             else:
                 name = archive.members[0].format(other=languages[1], language=language)
-                data = text(name_of(archive), language).encode()
+                data = text(text_name(archive), language).encode()
             files[name] = gzip.compress(data) if name.endswith(".gz") else data
         made[archive.name] = tarred(files, "w:gz" if archive.name.endswith("gz") else "w")
     return made
@@ -60,7 +60,7 @@ def prepare(call, tmp_path):
 
 
 @pytest.fixture
-def given(monkeypatch, tmp_path):
+def archive_folder(monkeypatch, tmp_path):
     """Make a folder for --from with the archives of a pair, which the command then expects."""
 
     def make(pair="en-de"):
@@ -74,15 +74,15 @@ def given(monkeypatch, tmp_path):
         train = tuple(map(small, wmt14.TRAIN[pair]))
         monkeypatch.setattr(wmt14, "TRAIN", {pair: train})
         monkeypatch.setattr(wmt14, "TESTS", tuple(map(small, wmt14.TESTS)))
-        write_files(tmp_path / "given", made)
-        return tmp_path / "given"
+        write_files(tmp_path / "archives", made)
+        return tmp_path / "archives"
 
     return make
 
 
 @pytest.mark.parametrize("pair", OTHERS)
-def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
-    status, _, error = prepare("--from", given(pair), pair=pair)
+def test_texts_of_the_pair_are_prepared(prepare, archive_folder, tmp_path, pair):
+    status, _, error = prepare("--from", archive_folder(pair), pair=pair)
     assert (status, error) == (0, "")
     out = tmp_path / "out"
     names = ["europarl", "commoncrawl", "news-commentary"]
@@ -90,9 +90,9 @@ def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
         names = ["europarl", "commoncrawl", "undoc", "news-commentary", "giga-fren"]
     for language in pair.split("-"):
         expected = "".join(text(name, language) for name in names)
-        found = (out / "tokens" / f"train.{language}").read_text()
+        words = (out / "tokens" / f"train.{language}").read_text()
         # the hyphen of a name is a token of its own
-        assert found.replace(" @-@ ", "-").replace(" .", ".") == expected
+        assert words.replace(" @-@ ", "-").replace(" .", ".") == expected
         references = out / "references"
         assert (references / f"test1.{language}").read_text() == text("newstest2013", language)
         assert (references / f"test.{language}").read_text() == "".join(
@@ -104,8 +104,10 @@ def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
     assert (out / "bin" / f"test1.{pair}.en.idx").exists()
 
 
-def test_archives_are_downloaded_kept_after_a_failure_and_then_removed(prepare, given, tmp_path):
-    folder, out = given(), tmp_path / "out"
+def test_archives_are_downloaded_again_only_where_one_failed_and_then_removed(
+    prepare, archive_folder, tmp_path
+):
+    folder, out = archive_folder(), tmp_path / "out"
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     second = "training-parallel-commoncrawl.tgz"
     with serve({**files, second: b""}) as (url, _):
@@ -115,17 +117,17 @@ def test_archives_are_downloaded_kept_after_a_failure_and_then_removed(prepare, 
         assert prepare("--mirror", url)[0] == 0
     assert sorted(asked) == sorted(set(files) - {"training-parallel-europarl-v7.tgz"})
     assert not (out / "download").exists()
-    found = (out / "tokens" / "train.en").read_text().replace(" @-@ ", "-").replace(" .", ".")
+    words = (out / "tokens" / "train.en").read_text().replace(" @-@ ", "-").replace(" .", ".")
     names = ("europarl", "commoncrawl", "news-commentary")
-    assert found == "".join(text(name, "en") for name in names)
+    assert words == "".join(text(name, "en") for name in names)
     # without any mirror or archive
     shutil.rmtree(folder)
     status, printed, _ = prepare()
     assert (status, printed.count("at work")) == (0, 0)
 
 
-def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
-    folder = given("en-fr")
+def test_a_damaged_archive_is_refused(prepare, archive_folder, tmp_path):
+    folder = archive_folder("en-fr")
     # this archive has no known checksum
     path = folder / "training-parallel-un.tgz"
     path.write_bytes(path.read_bytes()[:-60])
