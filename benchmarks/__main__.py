@@ -3,11 +3,10 @@
     python -m benchmarks [PAPER ...] [--quick] [--device cuda] [--dtype NAME ...]
                          [--original PATH ...] [--output FOLDER]
 
-The models are compared with fairseq's own models of the same size, with plain implementations, with
-the published code in the checkouts of --original, and with x-transformers (with its recurrence) and
-lucidrains' product-key-memory if they are installed. Models that must compute the same as ours get
-the same weights, and their outputs are compared first. Then the models take turns, A B C A B C. A
-training step is forward, loss and backward; for memories and translation it includes the update.
+The models are compared with fairseq's own models of the same size, with plain implementations, and
+with the published code in the checkouts of --original. Models that must compute the same as ours
+get the same weights, and their outputs are compared first. Then the models take turns, A B C A B C.
+A training step is forward, loss and backward; for memories and translation it includes the update.
 Only translation has dropout. Recurrent memories are full from the start. The table of cases is in
 benchmarks/cases.py.
 
@@ -55,7 +54,7 @@ def table(rows: list[Row]) -> str:
         )
         rates, peak = f"{median} ({lowest} to {highest})", f"{row.peak_bytes / 2**20:,.0f}"
         times = f"{row.times:.2f} times" if row.times else ""
-        cells.append([row.model, row.dtype, rates, f"{row.of_rate:.0%}", peak, times])
+        cells.append([row.model, row.dtype, rates, f"{row.rate_share:.0%}", peak, times])
     return markdown_table(HEADERS, cells)
 
 

@@ -32,18 +32,21 @@ def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Ca
     titles = "Transformer-XL, 12 layers", "all-attention with adaptive span, 18 layers"
     small, tiny = (18, 512, 8, 1024, 8192, 512), (6, 256, 4, 512, 1024, 128)
     xl, spans, memory = map(published.get, PAPERS[:3])
-    trained = Reading("enwik8_base, 512/512", TRAINING, 512, streams, title=titles[0])
-    read = Reading("enwik8_base, 80/2100/820", EVALUATION, 2100, 1, 27, titles[0])
-    of_small = [
+    training = Reading("enwik8_base, 512/512", TRAINING, 512, streams, title=titles[0])
+    evaluation = Reading("enwik8_base, 80/2100/820", EVALUATION, 2100, 1, 27, titles[0])
+    small_readings = [
         Reading("small", mode, 442, count, title=titles[1])
         for mode, count in zip(MODES, (streams // 2, 1), strict=True)
     ]
-    of_tiny = Reading("tiny", TRAINING, 135, 4 * streams), Reading("tiny", EVALUATION, 135, 8, 2)
+    tiny_readings = (
+        Reading("tiny", TRAINING, 135, 4 * streams),
+        Reading("tiny", EVALUATION, 135, 8, 2),
+    )
     return [
-        transformer_xl_case(trained, xl, 512),
-        transformer_xl_case(read, xl, 80, clamp=820),
-        *(all_attention_case(reading, spans, small, 0.05) for reading in of_small),
-        *(all_attention_case(reading, spans, tiny, 0.1) for reading in of_tiny),
+        transformer_xl_case(training, xl, 512),
+        transformer_xl_case(evaluation, xl, 80, clamp=820),
+        *(all_attention_case(reading, spans, small, 0.05) for reading in small_readings),
+        *(all_attention_case(reading, spans, tiny, 0.1) for reading in tiny_readings),
         *(
             memory_case(
                 slots, mode, memory, title="product-key memory, 65k slots" * (slots == 2**16)
@@ -59,7 +62,7 @@ def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Ca
             # beam search takes as long for a quarter of the sentences
             for mode, sentences in zip(MODES, (128, 32), strict=True)
         ),
-        attention_case(streams, 512, 1024, compiled=on_gpu),
+        attention_case(streams, 512, 1024),
         search_case(512**2, 2048),
         *(keys_case(slots, 512) for slots in (128**2, 384**2)),
     ]
@@ -69,19 +72,19 @@ def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
     """Return small cases, which show that every model runs; their results say little."""
     xl, spans, memory = map(published.get, PAPERS[:3])
     titles = "Transformer-XL, 2 layers", "all-attention, 2 layers"
-    trained = Reading("2 layers, 64/64", TRAINING, 64, 2, title=titles[0])
-    read = Reading("2 layers, 32/64/32", EVALUATION, 64, 1, 2, titles[0])
-    of_spans = (
+    training = Reading("2 layers, 64/64", TRAINING, 64, 2, title=titles[0])
+    evaluation = Reading("2 layers, 32/64/32", EVALUATION, 64, 1, 2, titles[0])
+    readings = (
         Reading("2 layers", mode, 58, streams, title=titles[1])
         for mode, streams in zip(MODES, (2, 1), strict=True)
     )
     title = "product-key memory, 4k slots"
     return [
-        transformer_xl_case(trained, xl, 64, decoder_layers=2),
-        transformer_xl_case(read, xl, 32, clamp=32, decoder_layers=2),
+        transformer_xl_case(training, xl, 64, decoder_layers=2),
+        transformer_xl_case(evaluation, xl, 32, clamp=32, decoder_layers=2),
         *(
             all_attention_case(reading, spans, (2, 128, 4, 128, 256, 64), 0.1)
-            for reading in of_spans
+            for reading in readings
         ),
         *(memory_case(64**2, mode, memory, tokens=256, title=title) for mode in MODES),
         *(translation_case("small", mode, 4, "Weighted Transformer, small size") for mode in MODES),

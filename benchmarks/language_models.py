@@ -3,7 +3,6 @@
 Shapes: B streams, T tokens of a segment, M tokens of the past, d model width.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,17 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from torch import Tensor, nn
 
-from benchmarks.measure import AUTOCAST, FP32, PUBLISHED, TRAINING, Case, Model, Setting, Work
+from benchmarks.measure import (
+    AUTOCAST,
+    BF16,
+    FP32,
+    PUBLISHED,
+    TRAINING,
+    Case,
+    Model,
+    Setting,
+    Work,
+)
 from benchmarks.published import PublishedAllAttention, PublishedTransformerXL, translate
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.segment_language_model.past import HiddenStates, Past
@@ -28,6 +37,8 @@ from fairseq_plugins.transformer_xl.model import (
 
 # number of symbols in enwik8
 SYMBOLS = 205
+# our model with --compile-layers
+COMPILED = "transformer_xl, compiled layers"
 # segments whose losses are compared
 COMPARED = 2
 
@@ -82,21 +93,6 @@ class Ours(Reader):
         return self.model.decoder.output_layer(features)
 
 
-class XTransformers(Reader):
-    """The decoder of x-transformers with its recurrence."""
-
-    def __init__(self, model: nn.Module, depth: int) -> None:
-        super().__init__(model)
-        self.depth = depth
-
-    def remember(self, past: Tensor) -> None:  # noqa: D102
-        self.past = [past] * self.depth
-
-    def scores(self, tokens: Tensor) -> Tensor:  # noqa: D102
-        scores, self.past = self.model(tokens, mems=self.past, return_mems=True)
-        return scores
-
-
 def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
     """Build fairseq's transformer_lm of the size of a Transformer-XL."""
     names = TransformerLanguageModelConfig.__dataclass_fields__
@@ -110,27 +106,6 @@ def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
     )
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return Reader(TransformerLanguageModel.build_model(options, task))
-
-
-def build_x_transformers(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
-    """Build x-transformers' decoder of the same size, with T5's relative position biases."""
-    from x_transformers import Decoder, TransformerWrapper
-
-    layers = Decoder(
-        dim=cfg.decoder_embed_dim,
-        depth=cfg.decoder_layers,
-        heads=cfg.decoder_attention_heads,
-        attn_dim_head=cfg.decoder_embed_dim // cfg.decoder_attention_heads,
-        ff_mult=cfg.decoder_ffn_embed_dim / cfg.decoder_embed_dim,
-        rel_pos_bias=True,
-    )
-    model = TransformerWrapper(
-        num_tokens=len(dictionary),
-        max_seq_len=cfg.tokens_per_sample,
-        max_mem_len=cfg.mem_len,
-        attn_layers=layers,
-    )
-    return XTransformers(model, cfg.decoder_layers)
 
 
 class Reading(NamedTuple):
@@ -187,6 +162,8 @@ def language_model_case(
         return Work(turn, outputs)
 
     models = {name: Model(partial(build, make)) for name, make in makers.items()}
+    if COMPILED in models:
+        models[COMPILED] = models[COMPILED]._replace(same=True, dtypes=(FP32, BF16))
     if PUBLISHED in models:
         models[PUBLISHED] = models[PUBLISHED]._replace(same=True, dtypes=(FP32, AUTOCAST))
     tokens = reading.segments * reading.streams * cfg.tokens_per_sample
@@ -218,12 +195,15 @@ def transformer_xl_case(
     )
     dictionary = make_dictionary()
     task = StreamTask(dictionary)
-    makers = {
-        "transformer_xl": lambda: Ours(TransformerXLLanguageModel.build_model(cfg, task)),
-        "transformer_lm": lambda: build_plain(cfg, dictionary),
-    }
-    if importlib.util.find_spec("x_transformers"):
-        makers["x-transformers"] = lambda: build_x_transformers(cfg, dictionary)
+
+    def build(compiled: bool) -> Ours:
+        options = replace(cfg, compile_layers=compiled)
+        return Ours(TransformerXLLanguageModel.build_model(options, task))
+
+    makers: dict[str, Callable[[], nn.Module]] = {"transformer_xl": lambda: build(False)}
+    if reading.mode == TRAINING:
+        makers[COMPILED] = lambda: build(True)
+    makers["transformer_lm"] = lambda: build_plain(cfg, dictionary)
     if published:
         add_published(makers, lambda: PublishedTransformerXL(published, cfg, SYMBOLS + 2))
     return language_model_case("transformer_xl", reading, cfg, makers)
@@ -275,13 +255,14 @@ def all_attention_case(
 def add_published(
     makers: dict[str, Callable[[], nn.Module]], make: Callable[[], nn.Module]
 ) -> None:
-    """Add a published model, and let our model, the first, start with its weights."""
-    name, make_ours = next(iter(makers.items()))
+    """Add a published model, and let ours, the first and its compiled one, have its weights."""
 
-    def with_their_weights() -> nn.Module:
+    def with_their_weights(make_ours: Callable[[], nn.Module]) -> nn.Module:
         theirs, ours = make(), make_ours()
         weights = translate(theirs.model, theirs.options, make_dictionary())
         ours.model.load_state_dict({**ours.model.state_dict(), **weights})
         return ours
 
-    makers |= {name: with_their_weights, PUBLISHED: make}
+    for name in {next(iter(makers)), COMPILED} & makers.keys():
+        makers[name] = partial(with_their_weights, makers[name])
+    makers[PUBLISHED] = make

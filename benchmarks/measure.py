@@ -110,7 +110,7 @@ class Row:
     Args:
         peak_bytes: peak memory, weights included, in a separate process.
         multiply_adds: number in a turn's matrix products, as torch.utils.flop_counter counts them.
-        of_rate: their time at the rate of a large matrix product, as a fraction of the turn's time.
+        rate_share: their time at the rate of a large matrix product, as a share of the turn's time.
         seconds: seconds of each turn.
         times: how many times as fast ours is: this row's median over our median.
     """
@@ -123,7 +123,7 @@ class Row:
     tokens: int
     peak_bytes: int = 0
     multiply_adds: int = 0
-    of_rate: float = 0.0
+    rate_share: float = 0.0
     seconds: list[float] = field(default_factory=list)
     times: float | None = None
 
@@ -142,24 +142,24 @@ def largest_differences(case: Case, device: torch.device) -> dict[str, float]:
 
     Raises ValueError if a difference exceeds the case's tolerance or is not finite.
     """
-    setting, found = Setting(device, FP32), {}
+    setting, differences = Setting(device, FP32), {}
     others = [name for name, model in case.models.items() if model.same]
     if others:
         ours = case.build(case.ours, setting).outputs().flatten(1)
     for name in others:
         difference = ours - case.build(name, setting).outputs().flatten(1)
-        of_rows = difference.abs().amax(1).sort().values
-        worst = of_rows[-1].item()  # sorting puts NaN last
-        within = of_rows[int(case.min_agreement * (len(of_rows) - 1))].item()
-        found[name] = within if math.isfinite(worst) else worst
-        if not found[name] <= case.tolerance:
+        by_row = difference.abs().amax(1).sort().values
+        worst = by_row[-1].item()  # sorting puts NaN last
+        within = by_row[int(case.min_agreement * (len(by_row) - 1))].item()
+        differences[name] = within if math.isfinite(worst) else worst
+        if not differences[name] <= case.tolerance:
             remedy = "; give an unchanged checkout" if name.startswith(PUBLISHED) else ""
             raise ValueError(
-                f"{case}: {name} differs from {case.ours} by {found[name]:.2g} with the same "
+                f"{case}: {name} differs from {case.ours} by {differences[name]:.2g} with the same "
                 f"weights, and {case.tolerance} is allowed: models that compute different things "
                 f"are not compared{remedy}"
             )
-    return found
+    return differences
 
 
 def measure(
@@ -184,16 +184,16 @@ def measure(
         row.multiply_adds = counter.get_total_flops() // 2
     for _ in range(turns):
         for row, work in zip(rows, works, strict=True):
-            row.seconds.append(seconds_of(work.turn))
+            row.seconds.append(time_turn(work.turn))
     ours = {row.dtype: row.median for row in rows if row.model == case.ours}
     for row in rows:
-        row.of_rate = row.multiply_adds / multiply_add_rate(row.dtype, device) / row.median
+        row.rate_share = row.multiply_adds / multiply_add_rate(row.dtype, device) / row.median
         if row.model != case.ours:
             row.times = row.median / ours[row.dtype]
     return rows
 
 
-def seconds_of(work: Callable[[], object]) -> float:
+def time_turn(work: Callable[[], object]) -> float:
     """Return the seconds that work takes, including its work on a GPU.
 
     This uses the clock of torch.utils.benchmark, not its Timer, which runs work twice beforehand.
@@ -209,7 +209,7 @@ def multiply_add_rate(dtype: str, device: torch.device) -> float:
     left, right = (torch.randn(width, width, device=device).to(torch_dtype) for _ in range(2))
     out = left @ right
     return width**3 / min(
-        seconds_of(lambda: torch.mm(left, right, out=out)) for _ in range(RATE_REPEATS)
+        time_turn(lambda: torch.mm(left, right, out=out)) for _ in range(RATE_REPEATS)
     )
 
 

@@ -26,21 +26,21 @@ def summarise(cases: Iterable[Case], rows: list[Row]) -> list[dict[str, Any]]:
 
     Each title gets one row if both of its modes were measured.
     """
-    found: dict[str, dict[str, Any]] = {}
+    summary: dict[str, dict[str, Any]] = {}
     for case in cases:
-        of_case = [
+        measured = [
             row
             for row in rows
             if (row.paper, row.case, row.mode) == (case.paper, case.name, case.mode)
             and row.dtype == FP32
             and row.times
         ]
-        published = [row for row in of_case if row.model.startswith(PUBLISHED)]
-        if case.title and of_case:
-            rival = min(published, key=lambda row: row.times) if published else of_case[-1]
-            row = found.setdefault(case.title, {"model": case.title})
+        published = [row for row in measured if row.model.startswith(PUBLISHED)]
+        if case.title and measured:
+            rival = min(published, key=lambda row: row.times) if published else measured[-1]
+            row = summary.setdefault(case.title, {"model": case.title})
             row |= {"rival": rival.model, case.mode: round(rival.times, 2)}
-    return [row for row in found.values() if all(mode in row for mode in MODES)]
+    return [row for row in summary.values() if all(mode in row for mode in MODES)]
 
 
 def draw(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -4,8 +4,6 @@ Shapes: N tokens, H heads, k slots read by a head, n = √K sub-keys of each hal
 """
 
 import copy
-import importlib.util
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, SparseAdam
 
-from benchmarks.measure import BF16, FP32, PUBLISHED, TRAINING, Case, Model, Setting, Work
+from benchmarks.measure import PUBLISHED, TRAINING, Case, Model, Setting, Work
 from benchmarks.published import PublishedMemory
 from fairseq_plugins.modules import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
@@ -57,23 +55,6 @@ class PlainMemory(nn.Module):
         return self.values(slots.gather(2, pairs).flatten(1), per_sample_weights=weights)
 
 
-class LucidrainsMemory(nn.Module):
-    """The memory of the package product-key-memory, over (N, d)."""
-
-    def __init__(self, memory: ProductKeyMemory) -> None:
-        super().__init__()
-        from product_key_memory import PKM
-
-        slots, heads = len(memory.values.weight), memory.heads
-        sizes = {"num_keys": math.isqrt(slots), "topk": memory.knn, "heads": heads}
-        self.layer = PKM(WIDTH, dim_head=QUERY_WIDTH // 2, **sizes)
-        self.values = self.layer.values
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` (N, d) to (N, d)."""
-        return self.layer(x[None])[0]
-
-
 def our_optimizers(memory: ProductKeyMemory) -> list[Optimizer]:
     """Return an Adam for the rows that were read and for all other weights."""
     memory.values.keep_gradient_beside_autograd()
@@ -109,7 +90,7 @@ def memory_case(
 
     def build(
         make: Callable[[ProductKeyMemory], nn.Module],
-        optimizers_of: Callable[[Any], list[Optimizer]],
+        make_optimizers: Callable[[Any], list[Optimizer]],
         setting: Setting,
     ) -> Work:
         x, grad = torch.randn(2, tokens, WIDTH)
@@ -118,7 +99,7 @@ def memory_case(
         x, grad = (numbers.to(next(module.parameters())) for numbers in (x, grad))
         # the layers below a memory need a gradient as well
         x.requires_grad_()
-        optimizers = optimizers_of(module)
+        optimizers = make_optimizers(module)
 
         def train() -> None:
             module.train()
@@ -144,10 +125,6 @@ def memory_case(
         "ProductKeyMemory": Model(partial(build, lambda memory: memory, our_optimizers)),
         "feed-forward": Model(partial(build, feed_forward, plain_adam)),
     }
-    if importlib.util.find_spec("product_key_memory"):
-        # it fails under autocast
-        model = Model(partial(build, LucidrainsMemory, their_optimizers), dtypes=(FP32, BF16))
-        models["lucidrains' PKM"] = model
     for name, sparse in (("", False), (", sparse", True)):
         optimizers = partial(their_optimizers, sparse=sparse)
         plain = partial(PlainMemory, sparse=sparse)
@@ -156,6 +133,6 @@ def memory_case(
             theirs = partial(PublishedMemory, published, sparse=sparse)
             models[PUBLISHED + name] = Model(partial(build, theirs, optimizers), same=True)
     name = f"{slots:,} slots, {heads} heads, {knn} slots a head"
-    # of nearly equal scores at the last rank, either may be found
+    # of nearly equal scores at the last rank, either may be selected
     close = {"tolerance": 1e-5, "min_agreement": 0.99}
     return Case("product_key_memory", name, mode, tokens, models, title, **close)

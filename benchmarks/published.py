@@ -63,15 +63,15 @@ URLS = ", ".join(checkout.url for checkout in CHECKOUTS.values())
 
 def import_published(paths: Sequence[Path]) -> dict[str, type[nn.Module]]:
     """Import the models' classes from checkouts of published code; return them by paper."""
-    found = {}
+    classes = {}
     for path in paths:
         for paper, checkout in CHECKOUTS.items():
             if folders := checkout.find(path):
-                found[paper] = _import(checkout, path, folders)
+                classes[paper] = _import(checkout, path, folders)
                 break
         else:
             raise ValueError(f"--original is {path}: give checkouts of {URLS}")
-    return found
+    return classes
 
 
 def _import(checkout: Checkout, path: Path, folders: list[str]) -> type[nn.Module]:
@@ -104,18 +104,13 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
     The published model has the symbols of the dictionary except <s> and <pad>.
     """
     source = ADAPTIVE_SPAN if "attn_span" in options else TRANSFORMER_XL
-    weights, problems = model.state_dict(), []
     symbols = ["<eos>", *dictionary.symbols[dictionary.unk() :]]
     with tempfile.TemporaryDirectory() as folder:
         config, vocabulary = Path(folder) / "config.json", Path(folder) / "vocab.txt"
         config.write_text(json.dumps(options), encoding="utf-8")
         vocabulary.write_text("\n".join(symbols), encoding="utf-8")
-        read = ForeignConfig(config, problems)
-        translated = read_model(read, ForeignVocabulary(vocabulary, problems), source)
-    found = translated.translate(weights, problems)
-    if problems:
-        raise ValueError(f"the published model's weights do not fit ours: {'; '.join(problems)}")
-    return found
+        foreign = read_model(ForeignConfig(config), ForeignVocabulary(vocabulary), source)
+    return foreign.translate(model.state_dict())
 
 
 def draw_weights(model: nn.Module) -> None:
@@ -218,15 +213,15 @@ class PublishedAllAttention(nn.Module):
         """Start as if ``past`` (B, M, d) had been the input of each layer; no head sees more."""
         self.memory = []
         for layer in self.model.layers:
-            kept = layer.attn.attn.get_cache_size()
+            size = layer.attn.attn.get_cache_size()
             # it keeps more tokens than it sees; their weights are 0, so their states do not matter
-            self.memory.append(F.pad(past[:, -kept:], (0, 0, max(0, kept - past.size(1)), 0)))
+            self.memory.append(F.pad(past[:, -size:], (0, 0, max(0, size - past.size(1)), 0)))
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
         # the published model lacks <s> and <pad>
-        read, targets = tokens[:, :-1] - 2, tokens[:, 1:] - 2
-        scores, self.memory, _ = self.model(read, self.memory)
+        inputs, targets = tokens[:, :-1] - 2, tokens[:, 1:] - 2
+        scores, self.memory, _ = self.model(inputs, self.memory)
         losses = F.nll_loss(scores.flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view_as(targets)
 

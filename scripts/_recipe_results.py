@@ -24,16 +24,16 @@ def in_unit(bits: float, unit: str) -> str:
 
 def validations(log: list[Figures]) -> list[tuple[int, float, float]]:
     """Return updates, loss in bits, and minutes of training so far, of each validation."""
-    seconds, found = 0.0, []
+    seconds, rows = 0.0, []
     for figures in log:
         seconds = float(figures.get("wall", figures.get("train_wall_total", seconds)))
         if "valid_num_updates" in figures:
             bits = figures.get("valid_nll_loss", figures["valid_loss"])
-            found.append((int(figures["valid_num_updates"]), float(bits), seconds / 60))
-    return found
+            rows.append((int(figures["valid_num_updates"]), float(bits), seconds / 60))
+    return rows
 
 
-def unit_of(folder: Path) -> str:
+def data_unit(folder: Path) -> str:
     """Return the unit of the data that a training read, from the record of its command."""
     data = (folder / "train.done").read_text("utf-8").split()[1]
     path = Path(data) / "units.json"
@@ -69,7 +69,7 @@ def results_table(output: Path, to_reach: float | None = None) -> str:
     rows = []
     for path in sorted(output.rglob("train.done")):
         folder, log = path.parent, read_log(path.with_name("train.log"))
-        unit, checks = unit_of(folder), validations(log)
+        unit, checks = data_unit(folder), validations(log)
         speeds = [float(figures["wps"]) for figures in log if "wps" in figures][1:]
         seconds = [float(figures["wall"]) for figures in log if "wall" in figures]
         updates = [int(figures["num_updates"]) for figures in log if "num_updates" in figures]

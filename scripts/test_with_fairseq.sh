@@ -6,10 +6,10 @@ cd -P "${BASH_SOURCE[0]%/*}/.."
 
 # An environment whose packages, installed without what they need, come before those of .venv.
 other=.venv/other
-packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
+site_packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
 .venv/bin/python -m venv --clear "$other"
 # shellcheck disable=SC2086 # several requirements
 .venv/bin/python -m pip --python "$other" install --no-deps --no-build-isolation $1
-packages_of .venv > "$(packages_of "$other")/pinned.pth"
+site_packages .venv > "$(site_packages "$other")/pinned.pth"
 "$other/bin/python" -c 'import fairseq; print(fairseq.__version__, fairseq.__file__)'
 exec "$other/bin/python" -m pytest "${@:2}"

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = [
     (paper, name)
     for paper in recipe.PAPERS
-    for name in recipe.read(paper)["recipes"]
+    for name in recipe.read_recipes(paper)["recipes"]
     if not name.startswith("_")
 ]
 # a warning about fairseq's use of Hydra

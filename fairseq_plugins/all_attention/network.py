@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention, project_spanned_positions
+from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import SegmentLayer, SegmentNetwork
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
@@ -32,6 +33,8 @@ class AllAttentionNetwork(SegmentNetwork):
         dropout: float = 0.0,
         kernel: str = "fast",
     ) -> None:
+        check_sizes(1, num_layers=num_layers, num_heads=num_heads)
+        check_sizes(0, persistent_vectors=persistent_vectors)
         layers = []
         for _ in range(num_layers):
             attention = AllAttention(

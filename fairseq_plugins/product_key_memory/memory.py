@@ -65,7 +65,8 @@ class ProductKeyMemory(nn.Module):
     ) -> None:
         super().__init__()
         value_dim = embed_dim if value_dim is None else value_dim
-        for name, size in {"slots": slots, "heads": heads, "query_dim": query_dim}.items():
+        sizes = {"embed_dim": embed_dim, "slots": slots, "heads": heads, "query_dim": query_dim}
+        for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"`{name}` is {size}: it must be at least 1")
         if not 1 <= knn <= slots:

@@ -61,8 +61,7 @@ def load(
         tokenizer: fairseq's name of the tokenizer, such as ``moses``; None for the training's, or
             the one in ``units.json``.
         bpe: fairseq's name of the BPE, such as ``subword_nmt``; None as for ``tokenizer``.
-        allow_unknown: let language models read symbols that the dictionary lacks as ``<unk>``;
-            translation models always do.
+        allow_unknown: read symbols that the dictionary lacks as ``<unk>`` instead of refusing them.
         options: options of the tokenizer and BPE (``bpe_codes="codes"``), and changed options of
             the model (``mem_len=512``), as in ``--model-overrides``.
     """
@@ -95,7 +94,7 @@ def load(
     _prepare(model, changed if issubclass(kind, SegmentLanguageModelingTask) else {})
     lines = build_lines(**steps, units=units, dictionary=task.source_dictionary)
     if translates:
-        return TranslationModel(model, task, lines)
+        return TranslationModel(model, task, lines, allow_unknown)
     return LanguageModel(
         model, task, lines, units.unit, allow_unknown, tokens_per_sample, extended_context
     )
@@ -147,10 +146,12 @@ def find_data(
     if data is not None:
         folders = [Path(data)]
     for folder in folders:
-        pair = task_options.get("source_lang"), task_options.get("target_lang")
-        if translates and None in pair and folder.is_dir():
-            pair = infer_language_pair(str(folder))
-        names = [f"dict.{language}.txt" for language in pair] if translates else ["dict.txt"]
+        names = ["dict.txt"]
+        if translates:
+            pair = task_options.get("source_lang"), task_options.get("target_lang")
+            if None in pair and folder.is_dir():
+                pair = infer_language_pair(str(folder))
+            names = [f"dict.{language or 'LANGUAGE'}.txt" for language in pair]
         if all((folder / name).is_file() for name in names):
             return folder
     raise ValueError(

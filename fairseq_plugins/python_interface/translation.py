@@ -32,15 +32,21 @@ from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
 class TranslationModel(LoadedModel):
     """A model that translates sentences as fairseq-generate and fairseq-interactive do.
 
-    ``lines`` converts a sentence to units and back; None for whitespace-separated units.
+    ``lines`` converts a sentence to units and back; None for whitespace-separated units. Units that
+    the dictionaries lack are refused, or, with ``allow_unknown``, read as ``<unk>``.
     """
 
-    def __init__(self, model: BaseFairseqModel, task: TranslationTask, lines: Any = None) -> None:
+    def __init__(
+        self,
+        model: BaseFairseqModel,
+        task: TranslationTask,
+        lines: Any = None,
+        allow_unknown: bool = False,
+    ) -> None:
         super().__init__(model, task)
         lines = lines or Words()
-        # fairseq reads unknown names as <unk>
-        self.source = TextCoder(task.source_dictionary, lines, allow_unknown=True)
-        self.target = TextCoder(task.target_dictionary, lines, allow_unknown=True)
+        self.source = TextCoder(task.source_dictionary, lines, allow_unknown)
+        self.target = TextCoder(task.target_dictionary, lines, allow_unknown)
 
     def translate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
         """Translate a sentence, or each of several; newlines count as blanks.

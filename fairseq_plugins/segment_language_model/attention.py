@@ -243,9 +243,17 @@ def extend_keys_and_values(
     return keys, values, KeyValues.wrap(keys, values) if inference else None
 
 
+def check_sizes(least: int, **sizes: int) -> None:
+    """Refuse arguments that are below ``least``."""
+    for name, size in sizes.items():
+        if size < least:
+            raise ValueError(f"`{name}` is {size}: it must be at least {least}")
+
+
 def check_heads(embed_dim: int, num_heads: int) -> None:
     """Refuse a number of heads that does not divide the width."""
-    if num_heads < 1 or embed_dim % num_heads:
+    check_sizes(1, embed_dim=embed_dim, num_heads=num_heads)
+    if embed_dim % num_heads:
         raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
 
 

@@ -70,6 +70,11 @@ class SegmentLoss(CrossEntropyCriterion):
     @classmethod
     def build_criterion(cls, cfg: SegmentLossConfig, task: FairseqTask) -> "SegmentLoss":
         """Build the loss from its options."""
+        if cfg.span_loss and not getattr(task, "reads_streams", False):
+            raise ValueError(
+                f"--span-loss is {cfg.span_loss}, and models of this task have no --adaptive-span: "
+                "leave it out, or give --task segment_language_modeling and such a model"
+            )
         return cls(cfg, task)
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:

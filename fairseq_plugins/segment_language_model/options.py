@@ -14,7 +14,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.memory_options import MemoryLayersOptions
-from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, option, warn_amp_without_gpu
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
 
@@ -166,10 +166,12 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         II("oc.select:task.tokens_per_sample,0"), "segment length, as the task has it"
     )
     extended_context: int = II("oc.select:task.extended_context,0")
+    amp: bool = II("oc.select:common.amp,false")
 
 
 def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_len: int) -> None:
     """Refuse options from which no model can be built; ``mem_len`` is the recurrence."""
+    warn_amp_without_gpu(cfg)
     check_least(cfg, _LEAST)
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")

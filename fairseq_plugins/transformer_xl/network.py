@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
+from fairseq_plugins.segment_language_model.attention import (
+    PositionBiases,
+    RelativeAttention,
+    check_heads,
+    check_sizes,
+)
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
     FeedForward,
@@ -38,6 +43,8 @@ class TransformerXL(SegmentNetwork):
         dropout: float = 0.0,
         kernel: str = "fast",
     ) -> None:
+        check_heads(embed_dim, num_heads)
+        check_sizes(1, num_layers=num_layers, ffn_dim=ffn_dim)
         biases = PositionBiases(num_heads, embed_dim // num_heads)
         layers = []
         for _ in range(num_layers):

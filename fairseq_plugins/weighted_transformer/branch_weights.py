@@ -112,6 +112,8 @@ class BranchWeights(Float32Module):
         ]:
             if value not in known:
                 raise ValueError(f"`{argument}` is {value!r}: there are {', '.join(known)}")
+        if branches < 1:
+            raise ValueError(f"`branches` is {branches}: it must be at least 1")
         if top_k is not None and not 1 <= top_k <= branches:
             raise ValueError(
                 f"`top_k` is {top_k}: it must be from 1 to the number of branches, {branches}"

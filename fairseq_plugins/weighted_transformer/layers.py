@@ -122,6 +122,10 @@ class WeightedEncoderLayer(nn.Module):
         self, embed_dim: int, num_heads: int, ffn_dim: int, dropout: float = 0.0, **options: Any
     ) -> None:
         super().__init__()
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "ffn_dim": ffn_dim}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"`{name}` is {size}: it must be at least 1")
         kappa = BranchWeights(num_heads, "kappa", **options)
         alpha = BranchWeights(num_heads, "alpha", **options)
         self.self_attn: Attention = WeightedAttention(embed_dim, kappa, dropout)

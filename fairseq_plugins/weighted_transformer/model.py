@@ -23,6 +23,7 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
+from fairseq_plugins.fairseq_integration.options import warn_amp_without_gpu
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -89,6 +90,7 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     ) -> "WeightedTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
+        warn_amp_without_gpu(args)
         options = options_from(BranchOptions, args)
         check_options(options, TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)

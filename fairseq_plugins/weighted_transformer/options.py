@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
+from omegaconf import II
 from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.options import flag, option
@@ -85,6 +86,8 @@ class BranchOptions(FairseqDataclass):
 @dataclass
 class WeightedTransformerConfig(BranchOptions, TransformerOptions):
     """Options of ``weighted_transformer``: those of fairseq's ``transformer``, and of branches."""
+
+    amp: bool = II("oc.select:common.amp,false")
 
 
 # these options change what the same weights compute

@@ -12,7 +12,7 @@ from typing import Any
 from scripts._shared.commands import short
 
 
-def options_of(state: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+def checkpoint_options(state: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     """Return the options of a part of a checkpoint, such as "model", by their names."""
     options = (state.get("cfg") or {}).get(part) or {}
     # parsed arguments, or a configuration
@@ -66,7 +66,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 
     state = read_checkpoint(path)
-    name = options_of(state, "model").get("_name")
+    name = checkpoint_options(state, "model").get("_name")
     if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), SegmentLanguageModel):
         raise ValueError(
             f"--checkpoint {short(path)} holds the model {name!r}, which is not a segment "

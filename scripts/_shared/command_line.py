@@ -101,7 +101,7 @@ def exit_status(
     Args:
         work: function that does the work; raises ValueError for problems that the user can fix.
         interrupted: message after Ctrl-C: what was kept, how to continue.
-        output: --output, named in messages for OSError.
+        output: --output, named in messages for OSError; a new folder that stays empty is removed.
     """
     # Let kill, timeout and a closed terminal end a command and its children as Ctrl-C does. Leave
     # signals that are ignored already: nohup ignores SIGHUP.
@@ -109,11 +109,11 @@ def exit_status(
     handled = [number for number in stop_signals if signal.getsignal(number) == signal.SIG_DFL]
     for number in handled:
         signal.signal(number, signal.default_int_handler)
-    # importing fairseq lets the messages of all libraries through, and its data loader warns on
-    # machines without a GPU
-    root = logging.getLogger()
-    previous_level = root.level
-    root.setLevel(logging.WARNING)
+    # importing fairseq, even during the work, lets the debugging messages of all libraries through;
+    # its data loader warns on machines without a GPU
+    is_new = output is not None and not output.exists()
+    previously_disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
@@ -130,7 +130,10 @@ def exit_status(
         print(f"error: {prefix}{error}: {remedy}", file=sys.stderr)
         return 1
     finally:
-        root.setLevel(previous_level)
+        if is_new:
+            with suppress(OSError):
+                output.rmdir()
+        logging.disable(previously_disabled)
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
     return 0

@@ -1,23 +1,17 @@
 """Print and run commands: programs of this environment, Ctrl-C, logs."""
 
-import ctypes
-import functools
 import os
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds to wait for a child to end after Ctrl-C, and again after sending it SIGINT.
+# Seconds to wait for a child to end after Ctrl-C, before it is killed.
 PATIENCE = 5.0
-# Linux: how a process asks for a signal at its parent's end. Looked up here because a child may do
-# hardly anything between fork and exec.
-_PR_SET_PDEATHSIG = 1
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def short(path: Path) -> str:
@@ -56,67 +50,30 @@ def format_command(words: list[str], width: int = 96) -> str:
     return " \\\n".join(lines)
 
 
-def end_with_parent(parent: int, signal_number: int = signal.SIGINT) -> None:
-    """Let this process get a signal when its parent, process ``parent``, is killed.
-
-    Otherwise the process could go on writing during the next run. This works on Linux only.
-    """
-    if _PRCTL:
-        _PRCTL(_PR_SET_PDEATHSIG, signal_number)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def _begin_child(parent: int) -> None:
-    """Prepare a child process before it executes its command."""
-    # commands that a non-interactive shell starts with & ignore SIGINT
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_with_parent(parent)
-
-
-def stop(child: subprocess.Popen) -> None:
-    """Stop a child, which may have got the terminal's Ctrl-C already, and wait for its end."""
-    # a second Ctrl-C would leave the child behind
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        for number in (signal.SIGINT, signal.SIGKILL):
-            try:
-                child.wait(PATIENCE)
-                return
-            except subprocess.TimeoutExpired:
-                child.send_signal(number)
-        child.wait()
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 @contextmanager
-def child_process(
-    words: list[str], log: Path | None = None, append: bool = False
-) -> Iterator[subprocess.Popen]:
+def child_process(words: list[str], log: Path | None = None) -> Iterator[subprocess.Popen]:
     """Run a command at the root during the block; write its output to the log if one is given.
 
-    With ``append`` the log keeps its content. Raises ValueError if the exit status is not 0.
+    Raises ValueError if the exit status is not 0.
     """
     # Symbols are not ASCII, so the child must not use the locale's encoding for them.
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
-    streams = {}
-    if _PRCTL:
-        streams["preexec_fn"] = functools.partial(_begin_child, os.getpid())
     with ExitStack() as stack:
+        streams = {}
         if log:
-            streams |= {
-                "stdin": subprocess.PIPE,
-                "stdout": stack.enter_context(log.open("ab" if append else "wb")),
-                "stderr": subprocess.STDOUT,
-            }
+            output = stack.enter_context(log.open("wb"))
+            streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
         child = stack.enter_context(subprocess.Popen(words, cwd=ROOT, env=environment, **streams))
         try:
             yield child
             child.wait()
         except BaseException:
-            stop(child)
+            # the child may have got the terminal's Ctrl-C already
+            child.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(PATIENCE)
+            child.kill()
             raise
     if child.returncode:
         location = f"in {short(log)}" if log else "above"

@@ -24,18 +24,6 @@ from scripts.convert._tensorflow import read_bundle
 from scripts.convert._tensors import read_tensors
 from scripts.prepare._binarize import write_units
 
-# Problems to list; more than these share a cause, such as a wrong number of layers.
-_LISTED = 40
-
-
-def refuse(problems: list[str]) -> None:
-    """Raise ValueError with all problems, if there are any."""
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems[:_LISTED])
-        if len(problems) > _LISTED:
-            listed += f"\n  - and {len(problems) - _LISTED:,} more"
-        raise ValueError(f"the files do not fit together, and nothing was written:\n{listed}")
-
 
 def flags(options: dict[str, Any]) -> list[str]:
     """Return a model's options as words of a command line."""
@@ -51,14 +39,14 @@ def build_state(
     words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
 ) -> tuple[dict[str, Any], int]:
     """Return the content of a fairseq checkpoint and the number of the model's parameters."""
-    given = fairseq_options.parse_args_and_arch(
+    parsed = fairseq_options.parse_args_and_arch(
         fairseq_options.get_training_parser(),
         ["DATA", "--task", "segment_language_modeling", *words],
     )
     with warnings.catch_warnings():
         # fairseq's own use of hydra causes warnings
         warnings.simplefilter("ignore", UserWarning)
-        cfg = convert_namespace_to_omegaconf(given)
+        cfg = convert_namespace_to_omegaconf(parsed)
     task = SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
     model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(cfg.model, task)
     # the original lacks the buffers of fairseq's modules
@@ -98,24 +86,19 @@ def convert(arguments: argparse.Namespace) -> None:
     output = arguments.output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"--output {short(output)} already exists: name another, or remove it")
-    problems: list[str] = []
-    tensorflow = arguments.source == TENSORFLOW
-    found = (read_bundle if tensorflow else read_tensors)(arguments.checkpoint)
-    config = ForeignConfig(arguments.config, problems)
-    vocabulary = ForeignVocabulary(arguments.vocab, problems)
+    read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
+    tensors = read_file(arguments.checkpoint)
+    config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
     foreign = read_model(config, vocabulary, arguments.source)
-    if not config.readable:
-        refuse(problems)
-    weights = foreign.translate(found, problems)
-    refuse(problems)
+    weights = foreign.translate(tensors)
     words = ["--arch", foreign.arch, *flags(foreign.options)]
     state, parameters = build_state(words, weights, vocabulary)
     unit = arguments.unit or vocabulary.unit
     write(output, state, vocabulary, words, unit)
-    taken = "" if arguments.unit else f" (if they are not {unit}, give --unit)"
-    print(f"{parameters:,} parameters, {len(vocabulary):,} symbols: {unit}{taken}")
-    if unread := ", ".join(config.unread()):
-        print(f"options that do not describe the model or have no effect here: {unread}")
+    guessed = "" if arguments.unit else f" (if they are not {unit}, give --unit)"
+    print(f"{parameters:,} parameters, {len(vocabulary):,} symbols: {unit}{guessed}")
+    if unused := ", ".join(config.unused()):
+        print(f"options that do not describe the model or have no effect here: {unused}")
     if vocabulary.missing:
         print(
             f"the vocabulary has no {' and no '.join(vocabulary.missing)}: evaluation refuses text "

@@ -104,31 +104,31 @@ class Embeddings(NamedTuple):
             clusters, cluster_bias = clusters.flip(0), cluster_bias.flip(0)
         bands[0] = _Band(embedding, output, torch.cat([bias, cluster_bias]), proj_in, proj_out)
 
-        found = {}
+        weights = {}
         projected = self.factor > 1 or not self._tails_tied
         for number, band in enumerate(bands):
-            found[f"{_INPUT}.embeddings.{number}.0.weight"] = band.embedding
+            weights[f"{_INPUT}.embeddings.{number}.0.weight"] = band.embedding
             if projected:
-                found[f"{_INPUT}.embeddings.{number}.1.weight"] = band.proj_in
+                weights[f"{_INPUT}.embeddings.{number}.1.weight"] = band.proj_in
         last = 1
         if not self.tied:
             # (W + C, e) x (e, d): without ties the head is one matrix, projection included
-            found[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ proj_out.T
+            weights[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ proj_out.T
         else:
             if self.factor > 1:
-                found[f"{_SOFTMAX}.head.0.weight"] = proj_in if self._head_tied else proj_out.T
+                weights[f"{_SOFTMAX}.head.0.weight"] = proj_in if self._head_tied else proj_out.T
                 last = 2
-            found[f"{_SOFTMAX}.head.{last - 1}.word_proj.weight"] = output
-            found[f"{_SOFTMAX}.head.{last - 1}.class_proj.weight"] = clusters
-        found[f"{_SOFTMAX}.head.{last}.bias"] = bands[0].bias
+            weights[f"{_SOFTMAX}.head.{last - 1}.word_proj.weight"] = output
+            weights[f"{_SOFTMAX}.head.{last - 1}.class_proj.weight"] = clusters
+        weights[f"{_SOFTMAX}.head.{last}.bias"] = bands[0].bias
         for number, band in enumerate(bands[1:]):
             tail = f"{_SOFTMAX}.tail.{number}"
             if projected:
                 # (d, e) if tied, else (e, d) as in a linear layer
-                found[f"{tail}.0.weight"] = band.proj_out if self._tails_tied else band.proj_out.T
-            found[f"{tail}.2.weight"] = band.output
-            found[f"{tail}.3.bias"] = band.bias
-        return found
+                weights[f"{tail}.0.weight"] = band.proj_out if self._tails_tied else band.proj_out.T
+            weights[f"{tail}.2.weight"] = band.output
+            weights[f"{tail}.3.bias"] = band.bias
+        return weights
 
     def _take_bands(self, tensors: ForeignTensors) -> list[_Band]:
         """Take all bands; bands as wide as the model share one tensor and have no projections."""
@@ -144,12 +144,12 @@ class Embeddings(NamedTuple):
             size, width = last - first, self.width // self.factor**number
             projections = [torch.eye(self.width)] * 2
             if narrower:
-                of_band = take(_EMBEDDINGS, number, self.tied, size, width)
+                tables = take(_EMBEDDINGS, number, self.tied, size, width)
             else:
-                of_band = [table[first:last] for table in words]
+                tables = [table[first:last] for table in words]
             if narrower and (self.first_projected or number > 0):
                 tied = self.tied_projections[number]
                 projections = take(_PROJECTIONS, number, tied, self.width, width)
             bias = tensors.take(_BIAS.format(number), size) if separate else biases[first:last]
-            bands.append(_Band(*of_band, bias, *projections))
+            bands.append(_Band(*tables, bias, *projections))
         return bands

@@ -74,16 +74,16 @@ class ForeignModel(NamedTuple):
     embeddings: Embeddings
     renaming: list[tuple[str, str]]
 
-    def translate(self, found: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:
+    def translate(self, checkpoint: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert the checkpoint's tensors to the weights of our model."""
         transposed = (_TENSORFLOW_MATRICES,) if self.source == TENSORFLOW else ()
-        tensors = ForeignTensors(found, problems, self.renaming, *transposed)
+        tensors = ForeignTensors(checkpoint, self.renaming, *transposed)
         weights = self.embeddings.translate(tensors)
         if self.source == ADAPTIVE_SPAN:
             weights |= _translate_adaptive_span(tensors, self.options)
         else:
             weights |= _translate_transformer_xl(tensors, self.options, self.source)
-        tensors.note_surplus()
+        tensors.check_all_used()
         return weights
 
 
@@ -96,16 +96,24 @@ def read_model(config: ForeignConfig, vocabulary: ForeignVocabulary, source: str
 
 def _check_size(config: ForeignConfig, vocabulary: ForeignVocabulary, size: int) -> None:
     if size != len(vocabulary):
-        config.note(f"it has {size} symbols, and the vocabulary has {len(vocabulary)}")
+        raise ValueError(
+            f"{config.label}: it has {size} symbols, and the vocabulary has {len(vocabulary)}: "
+            "give the --vocab of this model"
+        )
 
 
 def _read_cutoffs(config: ForeignConfig, vocabulary: ForeignVocabulary, name: str) -> list[int]:
     cutoffs = config.numbers(name)
     if cutoffs and cutoffs[-1] >= len(vocabulary):
-        config.note(f"{name} end at {cutoffs[-1]}, beyond the vocabulary", readable=False)
+        raise ValueError(
+            f"{config.label}: {name} end at {cutoffs[-1]}, beyond the vocabulary: give the --vocab "
+            "of this model"
+        )
     if cutoffs and not vocabulary.fits_first_band(cutoffs[0]):
-        late = f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols"
-        config.note(late, readable=False)
+        raise ValueError(
+            f"--vocab: {EOS} and {UNK} must be among the first {cutoffs[0]} symbols, the first "
+            f"of the {name}: give the --vocab of this model"
+        )
     return cutoffs
 
 
@@ -137,9 +145,8 @@ def _read_transformer_xl(
         "attention_dropout": config.rate("dropatt"),
         "tokens_per_sample": config.integer("tgt_len", 128),
     }
-    if config.readable:
-        config.expect("d_head", width // heads, "here d_head is d_model / n_head")
-        config.expect("d_embed", width, "here d_embed is d_model")
+    config.expect("d_head", width // heads, "here d_head is d_model / n_head")
+    config.expect("d_embed", width, "here d_embed is d_model")
     renaming, tied = list(_RENAMING[source]), True
     if source == TENSORFLOW:
         _check_size(config, vocabulary, config.integer("n_token", len(vocabulary)))
@@ -150,9 +157,9 @@ def _read_transformer_xl(
         pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
         options |= {"decoder_normalize_before": pre_norm, "no_decoder_final_norm": pre_norm}
         # older versions of transformers use the original's names
-        size = config.name_of("vocab_size", "n_token") if hugging_face else "n_token"
+        size = config.first_name("vocab_size", "n_token") if hugging_face else "n_token"
         _check_size(config, vocabulary, config.integer(size))
-        name = config.name_of("tie_weight", "tie_word_embeddings")
+        name = config.first_name("tie_weight", "tie_word_embeddings")
         tied = config.flag(name if hugging_face else "tie_weight", True)
         config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is supported")
         config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
@@ -201,7 +208,7 @@ def _take_biases(
     if source == TENSORFLOW:
         both = [tensors.take(name, layers, *shape) for name in _BIASES]
     else:
-        both = [[tensors.take(name, *shape) for name in of_kind] for of_kind in names]
+        both = [[tensors.take(name, *shape) for name in kind] for kind in names]
     return list(zip(*both, strict=True))
 
 
@@ -211,27 +218,31 @@ def _translate_transformer_xl(
     """Return the weights of all layers."""
     d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
     heads = options["decoder_attention_heads"]
-    found = {}
+    weights = {}
     for number, biases in enumerate(_take_biases(tensors, options, source, heads, d // heads)):
         ours, attention = f"decoder.network.layers.{number}", f"layers.{number}.dec_attn"
         forward, attended = f"layers.{number}.pos_ff", f"{ours}.self_attn"
         # (3·d, d) -> (d, d) three times
         parts = tensors.take(f"{attention}.qkv_net.weight", 3 * d, d).chunk(3)
-        found |= {f"{attended}.{x}_proj.weight": part for x, part in zip("qkv", parts, strict=True)}
-        found |= {f"{attended}.biases.{x}": bias for x, bias in zip("uv", biases, strict=True)}
+        weights |= {
+            f"{attended}.{x}_proj.weight": part for x, part in zip("qkv", parts, strict=True)
+        }
+        weights |= {f"{attended}.biases.{x}": bias for x, bias in zip("uv", biases, strict=True)}
         for name, theirs in (("out_proj", "o_net"), ("position_projection.proj", "r_net")):
-            found[f"{attended}.{name}.weight"] = tensors.take(f"{attention}.{theirs}.weight", d, d)
-        found |= tensors.take_affine(f"{attended}_layer_norm", f"{attention}.layer_norm", d)
-        found |= tensors.take_affine(f"{ours}.final_layer_norm", f"{forward}.layer_norm", d)
+            weights[f"{attended}.{name}.weight"] = tensors.take(
+                f"{attention}.{theirs}.weight", d, d
+            )
+        weights |= tensors.take_affine(f"{attended}_layer_norm", f"{attention}.layer_norm", d)
+        weights |= tensors.take_affine(f"{ours}.final_layer_norm", f"{forward}.layer_norm", d)
         for name, theirs, *shape in (
             ("fc1", "CoreNet.0", inner, d),
             ("fc2", "CoreNet.3", d, inner),
         ):
             ours_forward, theirs = f"{ours}.feed_forward.{name}", f"{forward}.{theirs}"
-            found |= tensors.take_affine(ours_forward, theirs, *shape)
+            weights |= tensors.take_affine(ours_forward, theirs, *shape)
     # the sinusoids follow from the width
     tensors.skip("pos_emb.inv_freq")
-    return found
+    return weights
 
 
 def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) -> ForeignModel:
@@ -278,31 +289,31 @@ def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -
     heads, vectors = options["decoder_attention_heads"], options["persistent_vectors"]
     # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
     positions = tensors.take("key_pe", 1, d // heads, options["attention_span"])
-    found = {"decoder.network.positions.weight": positions[0].T.flip(0)}
+    weights = {"decoder.network.positions.weight": positions[0].T.flip(0)}
     for number in range(options["decoder_layers"]):
         ours, theirs = f"decoder.network.layers.{number}", f"layers.{number}"
         attention = f"{theirs}.attn.attn"
-        memory = f"{attention}.persistent_memory"
+        vectors_module = f"{attention}.persistent_memory"
         for name, their_name in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
             projection = tensors.take(f"{theirs}.attn.proj_{their_name}.weight", d, d)
-            found[f"{ours}.self_attn.{name}_proj.weight"] = projection
-        found |= tensors.take_affine(f"{ours}.self_attn_layer_norm", f"{theirs}.norm1", d)
+            weights[f"{ours}.self_attn.{name}_proj.weight"] = projection
+        weights |= tensors.take_affine(f"{ours}.self_attn_layer_norm", f"{theirs}.norm1", d)
         if vectors:
             # (H, d_h, N) -> (H, N, d_h)
-            keys = tensors.take(f"{memory}.key", heads, d // heads, vectors).transpose(1, 2)
-            found[f"{ours}.self_attn.persistent.keys"] = keys
-            values = tensors.take(f"{memory}.val", heads, vectors, d // heads)
-            found[f"{ours}.self_attn.persistent.values"] = values
+            keys = tensors.take(f"{vectors_module}.key", heads, d // heads, vectors).transpose(1, 2)
+            weights[f"{ours}.self_attn.persistent.keys"] = keys
+            values = tensors.take(f"{vectors_module}.val", heads, vectors, d // heads)
+            weights[f"{ours}.self_attn.persistent.values"] = values
         else:
             forward = f"{ours}.feed_forward"
-            found |= tensors.take_affine(f"{forward}.fc1", f"{theirs}.ff.fc1", inner, d)
-            found |= tensors.take_affine(f"{forward}.fc2", f"{theirs}.ff.fc2", d, inner)
-            found |= tensors.take_affine(f"{ours}.final_layer_norm", f"{theirs}.norm2", d)
+            weights |= tensors.take_affine(f"{forward}.fc1", f"{theirs}.ff.fc1", inner, d)
+            weights |= tensors.take_affine(f"{forward}.fc2", f"{theirs}.ff.fc2", d, inner)
+            weights |= tensors.take_affine(f"{ours}.final_layer_norm", f"{theirs}.norm2", d)
         if options["adaptive_span"]:
             # (H, 1, 1) -> (H,); the persistent vectors' module holds a copy of the spans
-            mask, again = (f"{owner}.adaptive_span._mask" for owner in (attention, memory))
+            mask, again = (f"{owner}.adaptive_span._mask" for owner in (attention, vectors_module))
             spans = tensors.take_tied(f"{mask}.current_val", [f"{again}.current_val"], heads, 1, 1)
-            found[f"{ours}.self_attn.span.value"] = spans.flatten()
+            weights[f"{ours}.self_attn.span.value"] = spans.flatten()
             tensors.skip(f"{mask}.mask_template")
             tensors.skip(f"{again}.mask_template")
-    return found
+    return weights

@@ -1,7 +1,6 @@
-"""Read options and symbols of a model of other code, and collect all problems with them."""
+"""Read options and symbols of a model of other code."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,101 +17,77 @@ EOS, UNK = "<eos>", "<unk>"
 class ForeignConfig:
     """Options of the original code from a JSON file, groups of options flattened.
 
-    Args:
-        path: the file.
-        problems: list to which problems with the options are added, one line each.
-
-    ``readable`` tells whether all options could be read. Unreadable options have arbitrary values,
-    so tensors cannot be checked against them.
+    Each method raises ValueError for an option that is missing or has an unsupported value.
     """
 
-    def __init__(self, path: Path, problems: list[str]) -> None:
-        self.readable = True
-        self._label = f"--config {short(path)}"
-        self._problems = problems
+    def __init__(self, path: Path) -> None:
+        self.label = f"--config {short(path)}"
         if not path.is_file():
-            raise ValueError(f"{self._label} is not a file: name the model's options as JSON")
+            raise ValueError(f"{self.label} is not a file: name the model's options as JSON")
         try:
-            read = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{self._label} is not JSON: {error}") from error
-        if not isinstance(read, dict):
-            raise ValueError(f"{self._label} has no options: it must be a JSON object")
+            raise ValueError(f"{self.label} is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{self.label} has no options: it must be a JSON object")
         self._values: dict[str, Any] = {}
-        for name, value in read.items():
-            for option, given in (value if isinstance(value, dict) else {name: value}).items():
-                if isinstance(given, dict):
-                    continue  # a group in a group is not an option
-                if json.dumps(self._values.get(option, given)) != json.dumps(given):
-                    self.note(f"{option} occurs twice, with different values")
-                self._values[option] = given
-        self._unread = set(self._values)
+        for name, value in content.items():
+            self._values |= value if isinstance(value, dict) else {name: value}
+        self._unused = set(self._values)
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         """Return an option that is a whole number of at least ``minimum``."""
-        description = f"a whole number of at least {minimum}"
-        return self._read(
-            name, default, lambda x: type(x) is int and x >= minimum, description, minimum
-        )
+        value = self._take(name, default)
+        fits = type(value) is int and value >= minimum
+        return self._check(name, value, fits, f"a whole number of at least {minimum}")
 
     def rate(self, name: str) -> float:
         """Return a dropout rate; 0 if the option is missing."""
-        return self._read(
-            name, 0.0, lambda x: type(x) in (int, float) and 0 <= x < 1, "a number in [0, 1)", 0.0
-        )
+        value = self._take(name, 0.0)
+        fits = type(value) in (int, float) and 0 <= value < 1
+        return self._check(name, value, fits, "a number in [0, 1)")
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """Return an option that is true or false."""
-        return self._read(name, default, lambda x: isinstance(x, bool), "true or false", False)
+        value = self._take(name, default)
+        return self._check(name, value, isinstance(value, bool), "true or false")
 
     def numbers(self, name: str) -> list[int]:
         """Return an option that is a list of increasing whole numbers, which may be empty."""
-
-        def fits(value: Any) -> bool:
-            whole = isinstance(value, list) and all(type(x) is int and x > 0 for x in value)
-            return whole and sorted(set(value)) == value
-
-        return self._read(name, None, fits, "a list of increasing numbers", [])
+        value = self._take(name, None)
+        fits = isinstance(value, list) and all(type(x) is int and x > 0 for x in value)
+        fits = fits and sorted(set(value)) == value
+        return self._check(name, value, fits, "a list of increasing numbers")
 
     def flags(self, name: str, length: int) -> list[bool]:
         """Return an option that is a list of ``length`` truth values."""
+        value = self._take(name, None)
+        fits = isinstance(value, list) and [type(flag) for flag in value] == [bool] * length
+        return self._check(name, value, fits, f"a list of {length} values, each true or false")
 
-        def fits(value: Any) -> bool:
-            return isinstance(value, list) and [type(flag) for flag in value] == [bool] * length
+    def expect(self, name: str, value: Any, reason: str) -> None:
+        """Refuse an option that differs from its only supported value."""
+        actual = self._take(name, value)
+        if actual != value:
+            raise ValueError(f"{name} is {json.dumps(actual)} in {self.label}: {reason}")
 
-        description = f"a list of {length} values, each true or false"
-        return self._read(name, None, fits, description, [False] * length)
-
-    def expect(self, name: str, value: Any, why: str) -> None:
-        """Note a problem if an option differs from its only supported value."""
-        self._unread.discard(name)
-        found = self._values.get(name, value)
-        if found != value:
-            self._problems.append(f"{name} is {json.dumps(found)} in {self._label}: {why}")
-
-    def note(self, problem: str, readable: bool = True) -> None:
-        """Note a problem with the options; ``readable``: whether all sizes are known anyway."""
-        self._problems.append(f"{self._label}: {problem}")
-        self.readable &= readable
-
-    def name_of(self, *names: str) -> str:
+    def first_name(self, *names: str) -> str:
         """Return the first of an option's names that the file has, else the first of all."""
         return next((name for name in names if name in self._values), names[0])
 
-    def unread(self) -> list[str]:
+    def unused(self) -> list[str]:
         """Return the names of the options that were not used."""
-        return sorted(self._unread)
+        return sorted(self._unused)
 
-    def _read(
-        self, name: str, default: Any, fits: Callable[[Any], bool], description: str, fallback: Any
-    ) -> Any:
-        self._unread.discard(name)
-        value = self._values.get(name, default)
-        if value is not None and fits(value):
-            return value
-        found = "missing" if value is None else json.dumps(value)
-        self.note(f"{name} is {found}: it must be {description}", readable=False)
-        return fallback
+    def _take(self, name: str, default: Any) -> Any:
+        self._unused.discard(name)
+        return self._values.get(name, default)
+
+    def _check(self, name: str, value: Any, fits: bool, description: str) -> Any:
+        if not fits:
+            actual = "missing" if value is None else json.dumps(value)
+            raise ValueError(f"{self.label}: {name} is {actual}: it must be {description}")
+        return value
 
 
 class ForeignVocabulary:
@@ -124,10 +99,9 @@ class ForeignVocabulary:
 
     Args:
         path: a text file with one symbol per line, or the TensorFlow code's cache.pkl.
-        problems: list to which problems with the symbols are added, one line each.
     """
 
-    def __init__(self, path: Path, problems: list[str]) -> None:
+    def __init__(self, path: Path) -> None:
         label = f"--vocab {short(path)}"
         if not path.is_file():
             raise ValueError(f"{label} is not a file: name the model's symbols, one per line")
@@ -140,7 +114,7 @@ class ForeignVocabulary:
                 raise ValueError(f"{label} is not UTF-8: {error}") from error
             self.symbols = text.removesuffix("\n").split("\n")
         self.dictionary = Dictionary()
-        self._find_problems(label, problems)
+        self._check_symbols(label)
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         special = (None, None, numbers.get(EOS), numbers.get(UNK))
         # the original's number of each of our symbols, None if it lacks the symbol
@@ -151,17 +125,23 @@ class ForeignVocabulary:
                 self._order.append(number)
         self._last_special = max((n for n in special if n is not None), default=0)
 
-    def _find_problems(self, label: str, problems: list[str]) -> None:
+    def _check_symbols(self, label: str) -> None:
+        """Raise ValueError for a symbol that fairseq would not read as this symbol."""
         seen: set[str] = set()
         reserved = {self.dictionary.bos_word, self.dictionary.pad_word, self.dictionary.eos_word}
         for line, symbol in enumerate(self.symbols, start=1):
-            at = f"{label}, line {line}: {symbol!r}"
+            problem = ""
             if symbol.split() != [symbol]:
-                problems.append(f"{at} is empty or has spaces")
+                problem = "is empty or has spaces"
             elif symbol in seen:
-                problems.append(f"{at} occurs twice")
+                problem = "occurs twice"
             elif symbol in reserved:
-                problems.append(f"{at} is a special symbol of fairseq's")
+                problem = "is a special symbol of fairseq's"
+            if problem:
+                raise ValueError(
+                    f"{label}, line {line}: {symbol!r} {problem}: give the symbols of the model, "
+                    "one per line"
+                )
             seen.add(symbol)
 
     def __len__(self) -> int:

@@ -126,16 +126,16 @@ def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
     _, blocks = (list(_read_block(table, _varint(addresses), _varint(addresses))) for _ in range(2))
     if addresses.read().lstrip(b"\0") != _MAGIC:
         raise IndexError("the last bytes are not a table's")
-    found = {}
+    entries = {}
     for _, address in blocks:
         stream = io.BytesIO(address)
-        found |= _read_block(table, _varint(stream), _varint(stream))
+        entries |= _read_block(table, _varint(stream), _varint(stream))
     # the header's name is empty
-    header = dict(_fields(found.pop(b"")))
+    header = dict(_fields(entries.pop(b"")))
     if header.get(2):
         raise IndexError("numbers are big-endian")
     return operator.index(header[1]), {
-        name.decode(errors="backslashreplace"): _entry(value) for name, value in found.items()
+        name.decode(errors="backslashreplace"): _entry(value) for name, value in entries.items()
     }
 
 
@@ -151,8 +151,8 @@ def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, b
     (num_restarts,) = struct.unpack("<I", table[end - 4 : end])
     stream, name = io.BytesIO(table[offset : end - 4 - 4 * num_restarts]), b""
     while stream.tell() < len(stream.getbuffer()):
-        kept, added, length = (_varint(stream) for _ in range(3))
-        name = name[:kept] + stream.read(added)
+        shared, added, length = (_varint(stream) for _ in range(3))
+        name = name[:shared] + stream.read(added)
         yield name, stream.read(length)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torch import Tensor, strided, zeros
+from torch import Tensor, strided
 from torch import equal as equal_tensors
 
 from scripts._shared.checkpoints import load_safely
@@ -14,6 +14,7 @@ from scripts._shared.commands import short
 _CONTAINERS = ("model", "state_dict")
 # torch.nn.DataParallel adds it to each name
 _PREFIX = "module."
+_OTHER_CONFIG = "give the --config and --vocab of this checkpoint"
 _REMEDY = (
     "name the weights that the original code saved; if it saved the whole model, save the "
     'weights with its own code: torch.save(model.state_dict(), "weights.pt")'
@@ -66,7 +67,6 @@ class ForeignTensors:
 
     Args:
         tensors: the checkpoint's tensors by name.
-        problems: list to which problems with the tensors are added, one line each.
         renaming: regular expressions and replacements that, in turn, yield the checkpoint's names.
         transposed: regular expression for the checkpoint's names of transposed matrices.
     """
@@ -74,39 +74,37 @@ class ForeignTensors:
     def __init__(
         self,
         tensors: dict[str, Tensor],
-        problems: list[str],
         renaming: Sequence[tuple[str, str]] = (),
         transposed: str = r"(?!)",
     ) -> None:
         self._tensors = tensors
-        self._problems = problems
-        self._left = set(tensors)
+        self._unused = set(tensors)
         self._renaming = renaming
         self._transposed = transposed
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in single precision, or note a problem with it and return zeros."""
+        """Return a tensor in single precision; raise ValueError if it is not as expected."""
         name = self._rename(name)
-        self._left.discard(name)
-        found = self._tensors.get(name)
+        self._unused.discard(name)
+        tensor = self._tensors.get(name)
         transposed = re.search(self._transposed, name)
         if transposed:
             shape = shape[::-1]
         expected = " x ".join(map(str, shape))
-        if found is None:
-            self._problems.append(f"the checkpoint lacks {name} ({expected})")
-        elif found.layout != strided or found.is_meta or not found.is_floating_point():
-            self._problems.append(f"{name} is not a dense tensor of floating-point numbers")
-        elif tuple(found.shape) != shape:
-            got = " x ".join(map(str, found.shape)) or "a number"
-            self._problems.append(f"{name} is {got}, but the configuration says {expected}")
-        elif not found.isfinite().all():
-            self._problems.append(f"{name} has a number that is not finite")
-        else:
-            return found.float().T if transposed else found.float()
-        # takes no memory, whatever the sizes
-        nothing = zeros(()).expand(shape)
-        return nothing.T if transposed else nothing
+        if tensor is None:
+            raise ValueError(f"the checkpoint lacks {name} ({expected}): {_OTHER_CONFIG}")
+        if tensor.layout != strided or tensor.is_meta or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} is not a dense tensor of floating-point numbers: {_OTHER_CONFIG}"
+            )
+        if tuple(tensor.shape) != shape:
+            actual = " x ".join(map(str, tensor.shape)) or "a number"
+            raise ValueError(
+                f"{name} is {actual}, but the configuration says {expected}: {_OTHER_CONFIG}"
+            )
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} has a number that is not finite: give another checkpoint")
+        return tensor.float().T if transposed else tensor.float()
 
     def take_tied(self, name: str, others: Iterable[str], *shape: int) -> Tensor:
         """Return a tensor that the original has under several names; the file may have any."""
@@ -115,7 +113,7 @@ class ForeignTensors:
         tensor = self.take(first, *shape)
         for other in rest:
             if not equal_tensors(self.take(other, *shape), tensor):
-                self._problems.append(
+                raise ValueError(
                     f"{self._rename(other)} differs from {self._rename(first)}: the configuration "
                     "says tied, the weights are not"
                 )
@@ -135,12 +133,13 @@ class ForeignTensors:
 
     def skip(self, name: str) -> None:
         """Leave out a tensor that follows from the configuration."""
-        self._left.discard(self._rename(name))
+        self._unused.discard(self._rename(name))
 
-    def note_surplus(self) -> None:
-        """Note a problem for each tensor that was not taken."""
-        names = sorted(self._left)
-        self._problems += [f"the checkpoint's {name!r} is not used" for name in names]
+    def check_all_used(self) -> None:
+        """Raise ValueError if there is a tensor that was not taken."""
+        if self._unused:
+            names = ", ".join(sorted(self._unused)[:9])
+            raise ValueError(f"the checkpoint's {names} are not used: {_OTHER_CONFIG}")
 
     def _rename(self, name: str) -> str:
         for pattern, replacement in self._renaming:

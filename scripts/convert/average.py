@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scripts._shared.checkpoints import options_of, read_checkpoint, save_for_new_training
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint, save_for_new_training
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Names of the checkpoints that fairseq-train keeps.
-_KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
+_NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
 
 
 class Checkpoint(NamedTuple):
@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
     updates: int
 
 
-def read(path: Path) -> Checkpoint:
+def load(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ValueError as read_checkpoint does, and if there is no model."""
     # importing torch takes seconds
     from torch import Tensor
@@ -56,12 +56,6 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state, updates)
 
 
-def _by_name(path: Path) -> tuple[float, float]:
-    """Return epoch and updates in a kept checkpoint's name; infinite updates at an epoch's end."""
-    of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
-    return float(of_epoch or epoch), float(updates or "inf")
-
-
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
     """Return the checkpoints to average, the one with the most updates last."""
     check_at_least(2, last=last)
@@ -71,24 +65,13 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
             raise ValueError(f"{folders[0]} is a folder: give --last, how many to average")
         if len(set(paths)) != len(paths) or len(paths) < 2:
             raise ValueError("give two or more different checkpoints, or a folder and --last")
-        return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
+        return sorted(map(load, paths), key=lambda checkpoint: checkpoint.updates)
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    different, unread = {}, {}
-    for path in sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)):
-        try:
-            checkpoint = read(path)
-        except ValueError as error:
-            unread[path] = error
-        else:
-            # the weights at the end of an epoch may be saved under both names
-            different[checkpoint.updates] = checkpoint
+    # the weights at the end of an epoch may be saved under both names
+    files = sorted(path for path in paths[0].iterdir() if _NAMES.fullmatch(path.name))
+    different = {checkpoint.updates: checkpoint for checkpoint in map(load, files)}
     chosen = [different[updates] for updates in sorted(different)[-last:]]
-    # only its name shows how old an unreadable checkpoint is
-    oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
-    for path in sorted(unread, key=_by_name, reverse=True):
-        if len(chosen) < last or _by_name(path) > oldest:
-            raise unread[path]
     if len(chosen) < last:
         raise ValueError(
             f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
@@ -99,40 +82,39 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
 
 def _signature(state: dict[str, Any]) -> dict[str, Any]:
     """Return what a training's checkpoints share: model, task, dictionaries, shapes of weights."""
-    found = {part: options_of(state, part).get("_name") for part in ("model", "task")}
+    signature = {part: checkpoint_options(state, part).get("_name") for part in ("model", "task")}
     for name, weight in state["model"].items():
         # digests of dictionaries are integers that stay the same
         digest = name.startswith("dictionary_version.")
-        found[name] = tuple(weight.tolist()) if digest else tuple(weight.shape)
-    return found
+        signature[name] = tuple(weight.tolist()) if digest else tuple(weight.shape)
+    return signature
 
 
 def check(checkpoints: list[Checkpoint]) -> None:
     """Raise ValueError for checkpoints of different trainings, copies, and non-finite weights."""
-    first, previous = checkpoints[0].path, None
-    expected = _signature(checkpoints[0].state)
-    for checkpoint in checkpoints:
-        path, state, updates = checkpoint
-        found = _signature(state)
-        for name in {**expected, **found}:
-            one, two = expected.get(name), found.get(name)
-            if one != two:
+    first, *others = checkpoints
+    expected = _signature(first.state)
+    for checkpoint in others:
+        both = f"{short(first.path)} and {short(checkpoint.path)}"
+        actual = _signature(checkpoint.state)
+        for name in {**expected, **actual}:
+            if expected.get(name) != actual.get(name):
                 raise ValueError(
-                    f"{short(first)} and {short(path)} differ in {name}: {one} and "
-                    f"{two}: give checkpoints of one training"
+                    f"{both} differ in {name}: {expected.get(name)} and {actual.get(name)}: give "
+                    "checkpoints of one training"
                 )
-        for name, weight in state["model"].items():
+    for checkpoint in checkpoints:
+        for name, weight in checkpoint.state["model"].items():
             if not weight.isfinite().all():
                 raise ValueError(
-                    f"{name} in {short(path)} has a number that is not finite: leave that "
-                    "checkpoint out"
+                    f"{name} in {short(checkpoint.path)} has a number that is not finite: leave "
+                    "that checkpoint out"
                 )
-        if previous and previous.updates == updates:
-            raise ValueError(
-                f"{short(previous.path)} and {short(path)} both have {updates} updates, as a "
-                "checkpoint and its copy do: leave one out"
-            )
-        previous = checkpoint
+    if len({checkpoint.updates for checkpoint in checkpoints}) < len(checkpoints):
+        raise ValueError(
+            "CHECKPOINT: two of them have as many updates, as a checkpoint and its copy do: leave "
+            "one out"
+        )
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -140,19 +122,19 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
     Weights that share storage in all models, as tied embeddings do, share it in the mean.
     """
-    found: dict[tuple, Tensor] = {}
+    by_storage: dict[tuple, Tensor] = {}
     means = {}
     for name in models[-1]:
         weights = [model[name] for model in models]
         storage = tuple((x.data_ptr(), x.shape, x.stride()) for x in weights)
-        if storage not in found:
-            found[storage] = weights[-1].clone()
+        if storage not in by_storage:
+            by_storage[storage] = weights[-1].clone()
             if weights[-1].is_floating_point():
                 total = weights[0].double()
                 for weight in weights[1:]:
                     total += weight
-                found[storage] = (total / len(weights)).to(weights[-1].dtype)
-        means[name] = found[storage]
+                by_storage[storage] = (total / len(weights)).to(weights[-1].dtype)
+        means[name] = by_storage[storage]
     return means
 
 
@@ -165,9 +147,9 @@ def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     checkpoints = choose(paths, last)
     check(checkpoints)
     newest = checkpoints[-1].state
-    kept = ("args", "cfg", "criterion", "optimizer_history", "task_state")
+    parts = ("args", "cfg", "criterion", "optimizer_history", "task_state")
     state = {
-        **{part: newest[part] for part in kept if part in newest},
+        **{part: newest[part] for part in parts if part in newest},
         "model": average([checkpoint.state["model"] for checkpoint in checkpoints]),
     }
     with atomic_write(output) as partial:

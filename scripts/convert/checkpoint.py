@@ -12,8 +12,7 @@ r"""Convert models of the original code to fairseq checkpoints that this package
 The vocabulary is a cache.pkl, or a text file with one symbol per line in the order of the model's
 numbers; <eos> becomes fairseq's </s>. OUTPUT gets checkpoint.pt, dict.txt, units.json, which says
 what a symbol is, and options.txt with the model's options for fairseq-train
---finetune-from-model. Nothing in a file is executed. If anything does not fit, all problems are
-listed and nothing is written.
+--finetune-from-model. Nothing in a file is executed. If anything does not fit, nothing is written.
 """
 
 import functools

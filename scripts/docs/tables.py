@@ -131,8 +131,8 @@ def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
     rows = []
     for option in dataclasses.fields(config):
         text = option.metadata.get("help")
-        of_task = "oc.select:task." in str(option.default)
-        if of_task or option.name in {"_name", "data", *left_out} or not text:
+        from_task = "oc.select:task." in str(option.default)
+        if from_task or option.name in {"_name", "data", *left_out} or not text:
             continue
         default = "" if option.default is None or option.default is False else option.default
         text = text.replace("|", "\\|")
@@ -156,10 +156,10 @@ def options_page(page: str) -> str:
 
     parser = argparse.ArgumentParser()
     TransformerModel.add_args(parser)
-    of_transformer = {action.dest for action in parser._actions}
-    of_memory = names(MODELS["pkm_transformer_lm"]) - names(MODELS["transformer_lm"])
+    transformer_options = {action.dest for action in parser._actions}
+    memory_options = names(MODELS["pkm_transformer_lm"]) - names(MODELS["transformer_lm"])
     transformer_xl, all_attention = (
-        option_rows(MODELS[name], of_memory) for name in ("transformer_xl", "all_attention_lm")
+        option_rows(MODELS[name], memory_options) for name in ("transformer_xl", "all_attention_lm")
     )
     tables = {
         "Task `segment_language_modeling`": option_rows(TASKS["segment_language_modeling"]),
@@ -174,10 +174,12 @@ def options_page(page: str) -> str:
         ],
         "Product-key memory": [
             *option_rows(MODELS["pkm_transformer_lm"], names(MODELS["transformer_lm"])),
-            *option_rows(MODELS["pkm_transformer"], of_transformer | of_memory),
+            *option_rows(MODELS["pkm_transformer"], transformer_options | memory_options),
             *option_rows(OPTIMIZERS["adam_with_memory"], names(OPTIMIZERS["adam"])),
         ],
-        "Model `weighted_transformer`": option_rows(MODELS["weighted_transformer"], of_transformer),
+        "Model `weighted_transformer`": option_rows(
+            MODELS["weighted_transformer"], transformer_options
+        ),
     }
     for title, rows in tables.items():
         table = "".join(f"{row}\n" for row in ["| option | default | |", "|---|---|---|", *rows])

@@ -1,85 +1,61 @@
-"""Compute losses for each context, kept in a folder, and the effective context of recl.py.
+"""Compute losses for each context, and the effective context of recl.py.
 
 ``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Shapes: N
 positions.
 """
 
 import argparse
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fairseq_plugins.python_interface.language_model import LanguageModel
-from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
 from scripts._shared.command_line import NamedFile
-from scripts._shared.files import atomic_write
 from scripts.evaluate._scoring import load_model
 
 
 class ContextLosses:
     """Losses of models that read the first ``positions`` tokens of a split in windows.
 
-    ``arguments`` are the command's: data, split, stride, batch_size, cpu and output. With a stride
-    above 1 the batch size decides where windows begin. ``limits`` are the models' longest contexts
-    in tokens, or None if any length works.
+    ``options`` are the command's: data, split, stride, batch_size and cpu. With a stride above 1
+    the batch size decides where windows begin. ``limits`` are the models' longest contexts in
+    tokens, or None if any length works.
     """
 
     def __init__(
-        self, checkpoints: list[NamedFile], positions: int, arguments: argparse.Namespace
+        self, checkpoints: list[NamedFile], positions: int, options: argparse.Namespace
     ) -> None:
         self.checkpoints = checkpoints
         self.positions = positions
-        self.limits = [context_limit(model, arguments.stride) for model in checkpoints]
-        self.folder = arguments.output / "losses"
-        self._arguments = arguments
-        self._models: dict[int, LanguageModel] = {}
+        self.options = options
+        self.limits = [context_limit(model, options.stride) for model in checkpoints]
+        self._models = [load_model(checkpoint, options) for checkpoint in checkpoints]
         self._losses: dict[tuple[int, int], np.ndarray] = {}
 
-    def __call__(self, model: int, context: int) -> np.ndarray:
-        """Return the losses of model number ``model`` in nats, float32 (positions,).
+    def __call__(self, number: int, context: int) -> np.ndarray:
+        """Return the losses of a model in nats, float32 (positions,), measured once.
 
         The context is cut to what the model can read.
         """
-        context = min(context, self.limits[model] or context)
-        if (model, context) not in self._losses:
-            path = self.folder / f"{self._key(model, context)}.npy"
-            if not path.exists():
-                losses = self._measure(model, context)
-                with atomic_write(path) as partial, partial.open("wb") as stream:
-                    np.save(stream, losses)
-            self._losses[model, context] = np.load(path, allow_pickle=False)
-        return self._losses[model, context]
-
-    def _key(self, model: int, context: int) -> str:
-        """Return a name that changes with the checkpoint, the text, the context and the windows."""
-        given = self._arguments
-        files = self.checkpoints[model].path, given.data.resolve() / f"{given.split}.bin"
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        key = [stats, context, given.stride, given.batch_size, self.positions]
-        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-
-    def _measure(self, model: int, context: int) -> np.ndarray:
-        checkpoint = self.checkpoints[model]
-        if model not in self._models:
-            self._models[model] = load_model(checkpoint, self._arguments)
-        return self._models[model].score_split(
-            self._arguments.split,
-            batch_size=self._arguments.batch_size,
-            tokens_per_sample=self._arguments.stride,
-            # a segment's first token has one token before it even without an extended context
-            extended_context=context - 1,
-            max_tokens=self.positions,
-            description=f"{checkpoint.label}, context {context}",
-        )
+        context = min(context, self.limits[number] or context)
+        if (number, context) not in self._losses:
+            self._losses[number, context] = self._models[number].score_split(
+                self.options.split,
+                batch_size=self.options.batch_size,
+                tokens_per_sample=self.options.stride,
+                # a segment's first token has one token before it even without extended context
+                extended_context=context - 1,
+                max_tokens=self.positions,
+                description=f"{self.checkpoints[number].label}, context {context}",
+            )
+        return self._losses[number, context]
 
 
 def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
     """Return how many tokens of context absolute positions allow; None for other positions."""
-    options = options_of(load_checkpoint(checkpoint.path), "model")
+    options = checkpoint_options(load_checkpoint(checkpoint.path), "model")
     if not str(options.get("positions")).endswith("-absolute"):
         return None
     max_positions = options["tokens_per_sample"] + options["extended_context"]

@@ -1,4 +1,4 @@
-"""Count what the memories of a model read over a split, and compute statistics of it."""
+"""Count what the memories of a model read over a split."""
 
 import math
 import re
@@ -15,68 +15,38 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from fairseq_plugins.python_interface.loading import load
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
-# Most slots that a curve, from the most read slot to the least read, keeps.
-_POINTS = 200
 _LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.")
 
 
 class MemoryReads(MemoryUsage):
-    """The weights with which the slots of one memory were read, and the slots that heads share.
+    """The weights with which the slots of one memory were read.
 
     ``counted`` (N,) is a mask of the tokens of the next batch that count; None for all.
     """
 
-    def __init__(self, slots: int, heads: int) -> None:
-        super().__init__(slots, heads)
-        self.counted: Tensor | None = None
-        self.knn = 0
-        # number of slots that heads i and j both read for the same token, over all tokens: (H, H)
-        self._shared = torch.zeros(heads, heads, dtype=torch.float64)
+    counted: Tensor | None = None
 
     def record(self, slots: Tensor, weights: Tensor) -> None:
         """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
         if self.counted is not None:
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
-        self.knn = slots.size(-1)
-        for head, shared in enumerate(self._shared):
-            for other in range(len(shared)):
-                same = slots[:, head, :, None] == slots[:, other, None]
-                shared[other] += same.sum().item()
 
     def describe(self) -> dict[str, Any]:
-        """Return all statistics of the memory: shares as fractions of 1, the divergence in nats.
-
-        The overlap of heads i and j is the share of head i's slots that head j reads for the same
-        token, averaged over the tokens.
-        """
+        """Return all statistics of the memory: shares as fractions of 1, the divergence in nats."""
         reads = self.total()
         return {
             "slots": len(reads),
             "heads": len(self.reads),
-            "knn": self.knn,
             "tokens": self.tokens,
             "usage": usage(reads),
             "kl": kl_from_uniform(reads),
-            "usage_of_heads": [usage(of_head) for of_head in self.reads],
-            "overlap_of_tokens": (self._shared / (self.tokens * self.knn)).tolist(),
-            "curve": curve(reads),
+            "usage_of_heads": [usage(head) for head in self.reads],
         }
-
-
-def curve(reads: Tensor) -> dict[str, list]:
-    """Return ranks, from 1, and weights of some of the slots read in z' (K,), most read first.
-
-    A weight is z_i · K: 1 for every slot if all are read equally.
-    """
-    read = reads[reads > 0].sort(descending=True).values
-    ranks = np.unique(np.geomspace(1, len(read), _POINTS).round().astype(int))
-    weights = read[torch.from_numpy(ranks - 1).to(read.device)] * len(reads) / reads.sum()
-    return {"rank": ranks.tolist(), "weight": weights.tolist()}
 
 
 @contextmanager
@@ -108,7 +78,7 @@ def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
             f"{label} holds a model without product-key memories: name one that was trained with "
             "--memory-layers, --encoder-memory-layers or --decoder-memory-layers"
         )
-    if tokens_per_sample and "source_lang" in options_of(state, "task"):
+    if tokens_per_sample and "source_lang" in checkpoint_options(state, "task"):
         raise ValueError(
             f"--tokens-per-sample is {tokens_per_sample} for a translation model, which reads "
             "sentence by sentence: leave it out"
@@ -131,8 +101,8 @@ def measure(
 
         def count_only(batch: dict[str, Any], scored: Tensor) -> None:
             net_input = batch["net_input"]
-            read = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
-            counted = scored[read] if by_row else scored.t()[read.t()]
+            text = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
+            counted = scored[text] if by_row else scored.t()[text.t()]
             for memory in in_decoder:
                 memory.counted = counted
 

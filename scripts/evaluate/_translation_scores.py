@@ -31,8 +31,8 @@ def split_compounds(tokens: str) -> str:
 
 def tokens_to_score(lines: list[str], language: str, compounds: bool) -> list[str]:
     """Return lines as Moses tokens, with compounds split on request."""
-    found = moses_tokenizer(language, normalize=True)(lines)
-    return [split_compounds(line) for line in found] if compounds else found
+    tokens = moses_tokenizer(language, normalize=True)(lines)
+    return [split_compounds(line) for line in tokens] if compounds else tokens
 
 
 def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
@@ -45,11 +45,11 @@ def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """
     matches = sequences = 0
     for translation, reference in zip(translations, references, strict=True):
-        (found, _), (wanted, _) = (
+        (ours, _), (wanted, _) = (
             extract_all_word_ngrams(line, 1, ORDER) for line in (translation, reference)
         )
-        matches += (found & wanted).total()
-        sequences += max(found.total(), wanted.total())
+        matches += (ours & wanted).total()
+        sequences += max(ours.total(), wanted.total())
     return 100 * matches / sequences if sequences else 0.0
 
 
@@ -80,14 +80,14 @@ def score(
     Raises ValueError if the numbers of translations and references differ or are 0.
     """
     exact = exact_matches(translations, references)
-    found, wanted = (
+    tokens, wanted = (
         tokens_to_score(lines, language, compounds) for lines in (translations, references)
     )
     # force: keeps sacreBLEU from warning that the text is tokenized, which is intended
-    tokenized = _bleu(found, wanted, tokenize="none", smooth_method="none", force=True)
+    tokenized = _bleu(tokens, wanted, tokenize="none", smooth_method="none", force=True)
     return {
         "detokenized": _bleu(translations, references),
         "tokenized": {**tokenized, "compounds_split": compounds},
-        "gleu": gleu(found, wanted),
+        "gleu": gleu(tokens, wanted),
         "exact": exact,
     }

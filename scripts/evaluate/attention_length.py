@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any
 
-from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
@@ -135,7 +135,7 @@ def measure(
     )
     seconds = time.monotonic() - started
     nats = float(np.mean(losses, dtype=np.float64))
-    trained = options_of(load_checkpoint(checkpoint.path), "model")
+    trained = checkpoint_options(load_checkpoint(checkpoint.path), "model")
     row = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
@@ -188,10 +188,10 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draw each model's loss against the attention length."""
     clamps = {row["clamp_len"] for row in rows}
     for label, clamp in dict.fromkeys((row["model"], row["clamp_len"]) for row in rows):
-        own = [row for row in rows if (row["model"], row["clamp_len"]) == (label, clamp)]
-        lengths = [row["mem_len"] or row["extended_context"] for row in own]
+        line = [row for row in rows if (row["model"], row["clamp_len"]) == (label, clamp)]
+        lengths = [row["mem_len"] or row["extended_context"] for row in line]
         name = label if len(clamps) == 1 else f"{label}, clamp {clamp or 'none'}"
-        axes.plot(lengths, [row["loss"] for row in own], marker="o", label=name)
+        axes.plot(lengths, [row["loss"] for row in line], marker="o", label=name)
     recomputed = any(row["extended_context"] for row in rows)
     axes.set_xlabel("extended context (tokens)" if recomputed else "recurrence (tokens)")
     axes.set_ylabel(rows[0]["unit"])
@@ -220,16 +220,18 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     result = {"split": arguments.split, "hardware": hardware, "rows": rows}
     best_lengths = []
     for checkpoint in checkpoints:
-        own, first = [], None
+        first = None
         for length in lengths:
             row, losses = measure(checkpoint, length, tokens, arguments)
-            difference = (None, None) if first is None else paired_difference(losses, first)
-            row["nats_difference"], row["nats_half_interval"] = difference
-            first = losses if first is None else first
-            own.append(row)
+            row["nats_difference"] = row["nats_half_interval"] = None
+            if first is None:
+                first = losses
+            else:
+                difference = paired_difference(losses, first)
+                row["nats_difference"], row["nats_half_interval"] = difference
             rows.append(row)
             write_json(arguments.output / "attention_length.json", result)
-        best = min(own, key=lambda row: row["nats"])
+        best = min(rows[-len(lengths) :], key=lambda row: row["nats"])
         length = best["mem_len"] or best["extended_context"]
         clamp = f", clamp {best['clamp_len']}" if best["clamp_len"] else ""
         figure = f"{best['loss']:.4f} {best['unit']}"
@@ -256,8 +258,9 @@ def main(arguments: list[str] | None = None) -> int:
     help_text = "also time N sliding windows of each attention length, one at a time (0)"
     add("--sliding-window", type=int, default=0, metavar="N", help=help_text)
     parsed = parser.parse_args(arguments)
-    kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the results so far"
-    return exit_status(lambda: measure_lengths(parsed), kept, parsed.output)
+    file = f"{short(parsed.output.resolve())}/attention_length.json"
+    interrupted = f"{file} keeps the results so far"
+    return exit_status(lambda: measure_lengths(parsed), interrupted, parsed.output)
 
 
 if __name__ == "__main__":

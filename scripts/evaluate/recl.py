@@ -28,9 +28,7 @@ predict their last S tokens, where S is --stride. So a context of c tokens is c 
 --max-context tokens before them are scored but not counted: all contexts are compared on the same
 positions.
 
-Losses for each model and context are kept in OUTPUT/losses: an interrupted measurement continues
-where it stopped, and one with another threshold or step reuses them. Writes recl.json and recl.png,
-and prints a table.
+Writes recl.json and recl.png, and prints a table.
 """
 
 import argparse
@@ -53,9 +51,9 @@ RATIOS = (0.1, 0.5, 1.0)
 _SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
 
 
-def format_tokens(found: dict[str, Any]) -> str:
+def format_tokens(recl: dict[str, Any]) -> str:
     """Return the RECL, with a sign if it is only a bound."""
-    return f"{_SIGNS[found['bound']]}{found['tokens']}"
+    return f"{_SIGNS[recl['bound']]}{recl['tokens']}"
 
 
 def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
@@ -64,9 +62,9 @@ def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
     for number, (label, model) in enumerate(models.items()):
         shift = (number - (len(models) - 1) / 2) * width
         positions = [group + shift for group in range(len(RATIOS))]
-        found = [model["recl"][str(ratio)] for ratio in RATIOS]
-        bars = axes.bar(positions, [each["tokens"] for each in found], width, label=label)
-        axes.bar_label(bars, [format_tokens(each) for each in found])
+        heights = [model["recl"][str(ratio)] for ratio in RATIOS]
+        bars = axes.bar(positions, [recl["tokens"] for recl in heights], width, label=label)
+        axes.bar_label(bars, [format_tokens(recl) for recl in heights])
     axes.set_xticks(range(len(RATIOS)), [f"r = {ratio}" for ratio in RATIOS])
     axes.set_ylabel("relative effective context length (tokens)")
     axes.margins(y=0.15)
@@ -91,8 +89,8 @@ def measure_recl(arguments: argparse.Namespace) -> None:
             f"--max-context is {longest} and the text has {positions:,} tokens, so no token has "
             "that many before it: score more tokens, or give a smaller one"
         )
-    kept = ContextLosses(checkpoints, positions, arguments)
-    prepare_results(kept.folder)
+    all_losses = ContextLosses(checkpoints, positions, arguments)
+    prepare_results(arguments.output)
     counted = positions - longest
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
     print(
@@ -102,10 +100,10 @@ def measure_recl(arguments: argparse.Namespace) -> None:
 
     def losses(model: int, context: int) -> Any:
         # all contexts count the same positions, which have the longest context before them
-        return kept(model, context)[longest:]
+        return all_losses(model, context)[longest:]
 
     models: dict[str, dict[str, Any]] = {}
-    for number, (checkpoint, limit) in enumerate(zip(checkpoints, kept.limits, strict=True)):
+    for number, (checkpoint, limit) in enumerate(zip(checkpoints, all_losses.limits, strict=True)):
         recl = {
             str(ratio): effective_context(
                 *(losses, len(checkpoints), number, step, longest, ratio),
@@ -146,9 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--stride", type=int, default=10, help="tokens predicted in each window (10); 1 is exact")
     add("--batch-size", type=int, default=8, help="windows at once (8)")
     parsed = parser.parse_args(arguments)
-    kept = f"{short(parsed.output.resolve())}/losses keeps what was measured"
-    kept += "; the same command goes on from there"
-    return exit_status(lambda: measure_recl(parsed), kept, parsed.output)
+    return exit_status(lambda: measure_recl(parsed), output=parsed.output)
 
 
 if __name__ == "__main__":

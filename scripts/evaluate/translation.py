@@ -5,9 +5,9 @@ r"""Translate a part of a text with a trained model and compute several scores f
 
 Works for any translation model of fairseq or this plugin. fairseq-generate translates every
 sentence, subword units are joined to words, and Moses detokenizes them. The text is compared with
-the reference, a raw text with the same number of lines. The scores are sacreBLEU, the BLEU of
-Moses tokens as in papers of 2017, GLEU, and the share of translations that match exactly;
-scripts/evaluate/_translation_scores.py says how each is computed.
+the reference, a raw text with the same number of lines; a tokenized one is detokenized first. The
+scores are sacreBLEU, the BLEU of Moses tokens as in papers of 2017, GLEU, and the share of
+translations that match exactly; scripts/evaluate/_translation_scores.py says how each is computed.
 
 Options after -- go to fairseq-generate; their paths are relative to the root of the repository.
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import (
     check_at_least,
     command_parser,
@@ -59,24 +59,12 @@ def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
     )
 
 
-def check_checkpoints(
-    paths: Sequence[Path], branch_weights: str, languages: tuple[str, str]
-) -> None:
-    """Check the languages and the branches of each model of an ensemble."""
+def check_branches(paths: Sequence[Path], branch_weights: str) -> None:
+    """Refuse --branch-weights for a model without branches, where it would have no effect."""
     for path in paths:
-        state = read_checkpoint(path, "--path")
-        task = options_of(state, "task")
-        trained = task.get("source_lang"), task.get("target_lang")
-        if None not in trained and trained != languages:
-            raise ValueError(
-                f"--path {short(path)} translates from {trained[0]} to {trained[1]}, not from "
-                f"{languages[0]} to {languages[1]}: give its own --source-lang and --target-lang"
-            )
-        if branch_weights == LEARNED:
-            continue
-        # fairseq would accept the option for any model, without effect
-        weights = state.get("model") or ()
-        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights):
+        weights = read_checkpoint(path, "--path").get("model") or ()
+        branches = any(name.endswith((".kappa", ".kappa_logits")) for name in weights)
+        if branch_weights != LEARNED and not branches:
             raise ValueError(
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"
@@ -104,11 +92,11 @@ def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
     # only a newline ends a line: tokens may contain carriage returns
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
-            if found := re.match(r"S-(\d+)\t(.*)", line):
-                sources[int(found[1])] = found[2]
-            elif found := re.match(r"H-(\d+)\t[^\t]*\t(.*)", line):
+            if match := re.match(r"S-(\d+)\t(.*)", line):
+                sources[int(match[1])] = match[2]
+            elif match := re.match(r"H-(\d+)\t[^\t]*\t(.*)", line):
                 # with --nbest, the best comes first
-                translations.setdefault(int(found[1]), found[2])
+                translations.setdefault(int(match[1]), match[2])
     return sources, translations
 
 
@@ -143,16 +131,22 @@ def detokenize(lines: Sequence[str], language: str) -> list[str]:
     return [detokenizer.detokenize(line.split()) for line in lines]
 
 
+def are_tokenized(lines: Sequence[str]) -> bool:
+    """Return whether most of the lines that end with a full stop have a blank before it."""
+    ends = [line[-2:-1].isspace() for line in lines if line.endswith(".")]
+    return 2 * sum(ends) > len(ends)
+
+
 def format_scores(scores: dict[str, Any]) -> str:
     """Return the scores as a Markdown table, and the signature of sacreBLEU."""
     compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
-    found = {
+    figures = {
         "sacreBLEU": scores["detokenized"]["score"],
         f"BLEU of Moses tokens{compounds}": scores["tokenized"]["score"],
         "GLEU of these tokens": scores["gleu"],
         "exact matches, %": scores["exact"],
     }
-    rows = [[name, f"{value:.2f}"] for name, value in found.items()]
+    rows = [[name, f"{value:.2f}"] for name, value in figures.items()]
     signature = scores["detokenized"]["signature"]
     return f"{markdown_table(['', 'score'], rows)}\n\nsignature of sacreBLEU: {signature}"
 
@@ -162,17 +156,17 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
     check_at_least(1, beam=options.beam)
     check_language(options.target_lang, "target-lang")
     branch_weights, split = options.branch_weights, options.split
-    given = [word.partition("=")[0] for word in extra]
-    if branch_weights != LEARNED and "--model-overrides" in given:
+    names = [word.partition("=")[0] for word in extra]
+    if branch_weights != LEARNED and "--model-overrides" in names:
         raise ValueError(
             f"--branch-weights is {branch_weights} and --model-overrides is given too: leave the "
             f"first out, and add 'branch_weights': '{branch_weights}' to the second"
         )
     languages = options.source_lang, options.target_lang
     sentences = count_sentences(options.data, split, languages)
-    # where scripts.prepare.translation keeps it
-    kept = options.data.parent / "references" / f"{split}.{options.target_lang}"
-    reference = options.reference or kept
+    # as scripts.prepare.translation writes it
+    beside = options.data.parent / "references" / f"{split}.{options.target_lang}"
+    reference = options.reference or beside
     if not reference.is_file():
         raise ValueError(
             f"--reference: there is no {short(reference)}: name a file with the raw translations "
@@ -187,7 +181,7 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
             "was made from; for a validation part, which scripts.prepare.translation cleans, only "
             "the pairs that it kept"
         )
-    check_checkpoints(options.path, branch_weights, languages)
+    check_branches(options.path, branch_weights)
     return reference, references
 
 
@@ -206,6 +200,9 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     log_unknown(units.count("<unk>"), len(units), "the source")
     target = options.target_lang
     translations = detokenize(tokens, target)
+    if are_tokenized(references):
+        print(f"{short(reference)} is tokenized: it is detokenized, as the translations are\n")
+        references = detokenize(references, target)
     compounds = options.compound_split
     compounds = target in COMPOUNDS if compounds is None else compounds
     scores = {
@@ -233,8 +230,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for side in ("source", "target"):
         add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
     add("--split", default="test", metavar="PART", help="what to translate (%(default)s)")
-    kept = "references/PART.CODE beside DATA_BIN, where scripts.prepare.translation keeps them"
-    help_text = f"raw translations, one sentence per line ({kept})"
+    help_text = "raw translations, one sentence per line (references/PART.CODE beside DATA_BIN)"
     add("--reference", type=Path, metavar="FILE", help=help_text)
     add("--beam", type=int, default=4, metavar="N", help="width of the beam (%(default)s)")
     help_text = "divide a translation's score by its length to this power (%(default)s)"
@@ -256,9 +252,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    end = given.index("--") if "--" in given else len(given)
-    options, extra = parse(given[:end]), given[end + 1 :]
+    words = sys.argv[1:] if arguments is None else arguments
+    end = words.index("--") if "--" in words else len(words)
+    options, extra = parse(words[:end]), words[end + 1 :]
     interrupted = "nothing is written, run the same command again"
     return exit_status(lambda: evaluate(options, extra), interrupted, options.output)
 

@@ -20,7 +20,7 @@ from fairseq_plugins.python_interface.text import Bytes, Characters, TextCoder
 from fairseq_plugins.python_interface.translation import TranslationModel
 from fairseq_plugins.segment_language_model.evaluation import BITS, PERPLEXITY
 from fairseq_plugins.segment_language_model.split import load_tokens
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.commands import short
 from scripts.inspect._reads import (
     TextReads,
@@ -71,7 +71,7 @@ def describe_model(
     state = read_checkpoint(file, "CHECKPOINT")
     return {
         **content,
-        "title": f"Inside {options_of(state, 'model')['_name']}",
+        "title": f"Inside {checkpoint_options(state, 'model')['_name']}",
         "lead": f"What the model expects of a {'translation' if translates else 'text'}, and what "
         "its layers read to predict it.",
         "facts": [
@@ -101,7 +101,7 @@ def _facts_of_training(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     history = state.get("optimizer_history") or [{}]
     if updates := history[-1].get("num_updates"):
         facts.append(("updates", f"{updates:,}"))
-    if data := options_of(state, "task").get("data"):
+    if data := checkpoint_options(state, "task").get("data"):
         facts.append(("trained on", "/".join(Path(str(data)).parts[-2:])))
     return facts
 
@@ -131,6 +131,7 @@ def _choose_pair(
         loaded.task.load_dataset(split)
         pair = loaded.task.dataset(split)[0]
         return pair["source"], pair["target"], f"the first pair of the {split} part"
+    loaded.source.allow_unknown = loaded.target.allow_unknown = True
     given = target is not None
     target = target if given else loaded.translate(source)
     sides = ((loaded.source, source, "--source"), (loaded.target, target, "--target"))

@@ -63,6 +63,16 @@ def load_srcdict(path: Path) -> "Dictionary":
         ) from error
 
 
+def check_vocabulary(size: int, published: int) -> None:
+    """Raise ValueError if the number of symbols of a text is not the published one."""
+    if size != published:
+        raise ValueError(
+            f"the text has a vocabulary of {size:,} symbols, the published one has "
+            f"{published:,}: results would not compare with published ones; get the data again, or "
+            "give --srcdict for another dictionary of words"
+        )
+
+
 def rewrite_index(prefix: str) -> dict[str, int]:
     """Rewrite the index of a split from its lengths; return its number of lines, tokens and <unk>.
 
@@ -83,8 +93,8 @@ def rewrite_index(prefix: str) -> dict[str, int]:
     # <unk> has the same index in every dictionary
     unknown = Dictionary().unk()
     pieces = (data[first : first + TOKENS_AT_ONCE] for first in range(0, len(data), TOKENS_AT_ONCE))
-    found = sum(int((piece == unknown).sum()) for piece in pieces)
-    return {"lines": len(lengths), "tokens": sum(lengths), "unknown": found}
+    count = sum(int((piece == unknown).sum()) for piece in pieces)
+    return {"lines": len(lengths), "tokens": sum(lengths), "unknown": count}
 
 
 def preprocess(

@@ -90,9 +90,9 @@ def check(path: Path, checksum: str | None, label: str) -> None:
     import pooch
 
     algorithm, _, known = (checksum or "").partition(":")
-    if known and (found := pooch.file_hash(str(path), algorithm)) != known:
+    if known and (digest := pooch.file_hash(str(path), algorithm)) != known:
         raise ValueError(
-            f"{label} has {algorithm} {found}, the published one is {known}: it is truncated, "
+            f"{label} has {algorithm} {digest}, the published one is {known}: it is truncated, "
             "damaged or another edition, get it again"
         )
 
@@ -118,7 +118,7 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
             reasons.append(f"{url}: {' '.join(str(error).split())}")
     raise ValueError(
         f"{name} cannot be downloaded: {'; '.join(reasons)}: check the connection, give "
-        "another place with --mirror URL, or get the file yourself and give it with --from"
+        "another mirror with --mirror URL, or get the file yourself and give it with --from"
     )
 
 
@@ -138,20 +138,20 @@ def files_in(path: Path, names: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]
 
 def extract(path: Path, names: Sequence[str], folder: Path) -> list[Path]:
     """Write the named files of an archive to a folder; return their paths in archive order."""
-    found = []
+    written = []
     try:
         for name, source in files_in(path, names):
-            if name in names and folder / name not in found:
+            if name in names and folder / name not in written:
                 with source, (folder / name).open("wb") as target:
                     shutil.copyfileobj(source, target)
-                found.append(folder / name)
+                written.append(folder / name)
     except DAMAGE as error:
         raise ValueError(
             f"{short(path)} is a truncated or damaged archive ({error}): get it again"
         ) from error
-    if missing := sorted(set(names).difference(path.name for path in found)):
+    if missing := sorted(set(names).difference(path.name for path in written)):
         raise ValueError(
             f"{short(path)} lacks {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: "
             "give the published file"
         )
-    return found
+    return written

@@ -7,15 +7,14 @@ import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from scripts._shared.commands import end_with_parent, short
+from scripts._shared.commands import short
 
 # Lines sent to a worker process at once; large enough that the transfer costs little.
 CHUNK = 1000
@@ -83,12 +82,11 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def _start_process(make_mapper: Callable[[], LineMapper], parent: int) -> None:
-    """Set up a worker process, which ends with its parent and not at Ctrl-C."""
+def _start_process(make: Callable[..., LineMapper], arguments: tuple) -> None:
+    """Set up a worker process, which leaves Ctrl-C to its parent."""
     global _map_lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent, signal.SIGKILL)
-    _map_lines = make_mapper()
+    _map_lines = make(*arguments)
 
 
 def _apply(lines: list[str]) -> list[str]:
@@ -97,46 +95,44 @@ def _apply(lines: list[str]) -> list[str]:
 
 
 def in_processes(
-    lines: Iterable[str], make_mapper: Callable[[], LineMapper], workers: int
+    lines: Iterable[str], workers: int, make: Callable[..., LineMapper], *arguments: Any
 ) -> Iterator[list[str]]:
-    """Yield the result of the work on each chunk of lines, in order.
+    """Yield what the function ``make(*arguments)`` returns for each chunk of lines, in order.
 
-    ``make_mapper`` is called once in each process; with one worker, in this process. The workers of
-    sacremoses would hold the whole text in memory; subword-nmt's lose lines when one fails.
+    It is made once in each process; with one worker, in this process. The workers of sacremoses
+    would hold the whole text in memory; subword-nmt's lose lines when one fails.
     """
     remaining = iter(lines)
     chunks = iter(lambda: list(islice(remaining, CHUNK)), [])
     if workers == 1:
-        yield from map(make_mapper(), chunks)
+        yield from map(make(*arguments), chunks)
         return
-    start = {"initializer": _start_process, "initargs": (make_mapper, os.getpid())}
-    try:
-        with ProcessPoolExecutor(workers, **start) as pool:
-            while batch := list(islice(chunks, AHEAD * workers)):
-                yield from pool.map(_apply, batch)
-    except BrokenProcessPool as error:
-        raise ValueError(
-            f"--workers {workers}: one of the processes was killed, most likely for lack of "
-            "memory: give fewer"
-        ) from error
+    with ProcessPoolExecutor(
+        workers, initializer=_start_process, initargs=(make, arguments)
+    ) as pool:
+        # a batch at a time: map() would read the whole text at once
+        while batch := list(islice(chunks, AHEAD * workers)):
+            yield from pool.map(_apply, batch)
 
 
 def write_lines(
     lines: Iterable[str],
     target: Path,
-    make_mapper: Callable[[], LineMapper],
     workers: int,
-    description: str,
+    make: Callable[..., LineMapper],
+    *arguments: Any,
 ) -> dict[str, int]:
-    """Write the result of the work on each line; return the number of lines and of words."""
+    """Write what ``make(*arguments)`` returns for the lines; count the lines and the words."""
     sizes = {"lines": 0, "words": 0}
     with (
         target.open("w", encoding="utf-8", newline="\n") as file,
-        progress(desc=description, unit=" lines") as bar,
+        progress(
+            desc=f"{target.parent.name.partition('.')[0]}/{target.name}", unit=" lines"
+        ) as bar,
     ):
-        for made in in_processes(lines, make_mapper, workers):
-            file.writelines(f"{line}\n" for line in made)
-            sizes["lines"] += len(made)
-            sizes["words"] += sum(line.count(" ") + 1 for line in made if line)
-            bar.update(len(made))
+        for chunk in in_processes(lines, workers, make, *arguments):
+            file.writelines(f"{line}\n" for line in chunk)
+            sizes["lines"] += len(chunk)
+            sizes["words"] += sum(line.count(" ") + 1 for line in chunk if line)
+            bar.update(len(chunk))
     return sizes

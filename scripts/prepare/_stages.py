@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.command_line import command_parser
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 
@@ -36,19 +36,12 @@ def readable_path(path: str) -> Path:
     return absolute_path(path)
 
 
-def run_preparation(
-    description: str,
-    add_options: Callable[[argparse.ArgumentParser], None],
-    prepare: Callable[[argparse.Namespace], None],
-    arguments: list[str] | None = None,
-) -> int:
-    """Run the command of a preparation, given its module's docstring; return the exit status."""
+def preparation_parser(description: str) -> argparse.ArgumentParser:
+    """Return the parser of a preparation, given its module's docstring, with --output."""
     parser = command_parser(description)
     text = "folder of the result; fairseq reads DIR/bin"
     parser.add_argument("--output", type=absolute_path, required=True, metavar="DIR", help=text)
-    add_options(parser)
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: prepare(options), output=options.output)
+    return parser
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -65,6 +58,11 @@ def file_digest(path: Path | None) -> str | None:
     return path and hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the settings and the result of a finished stage."""
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+
+
 class Stages:
     """The stages of a preparation in the --output folder.
 
@@ -77,41 +75,28 @@ class Stages:
         self.output = output
         self.settings = dict(settings)
 
-    def recorded(self, name: str) -> Any:
-        """Return the result of a finished stage; raise ValueError if it had other settings."""
-
-        def made(folder: Path) -> dict[str, Any]:
-            return json.loads((folder / RECORD).read_text(encoding="utf-8"))
-
-        record = made(self.output / name)
-        for option, value in json.loads(json.dumps(self.settings)).items():
-            if record["settings"].get(option) != value:
-                stale = [
-                    short(path.parent)
-                    for path in sorted(self.output.glob(f"*/{RECORD}"))
-                    if made(path.parent)["settings"].get(option, value) != value
-                ]
-                raise ValueError(
-                    f"--output {short(self.output)}: {name} was made with another --{option} "
-                    f"({record['settings'].get(option)}, now {value}): give another folder, or "
-                    f"remove {', '.join(stale)} to make it again"
-                )
-        return record["result"]
-
-    def run(self, name: str, work: Callable[[Path], Any], settings: Mapping[str, Any] = {}) -> Any:
-        """Return the recorded result of a stage, or make the stage if it is not complete.
+    def run(
+        self,
+        name: str,
+        work: Callable[..., Any],
+        *arguments: Any,
+        settings: Mapping[str, Any] = {},
+    ) -> Any:
+        """Make a stage, unless it is complete; return its result.
 
         Args:
             name: name of the folder.
-            work: fills the new folder passed to it; returns the result to record as JSON.
+            work: function of the arguments and a new folder, which it fills; its result is
+                recorded as JSON.
+            arguments: what ``work`` gets before the folder.
             settings: options that change this stage and those after it.
         """
         self.settings |= settings
         folder = self.output / name
         if (folder / RECORD).exists():
-            result = self.recorded(name)
+            self._check_settings(name)
             print(f"{name}: complete", flush=True)
-            return result
+            return read_record(folder)["result"]
         if folder.exists():
             raise ValueError(
                 f"--output {short(self.output)}: {name} in it was not made by this command: remove "
@@ -121,10 +106,10 @@ class Stages:
         # with the process id: a child of a killed run may still write to that run's folder
         partial = self.output / f"{name}.partial-{os.getpid()}"
         try:
-            for left in self.output.glob(f"{name}.partial-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for abandoned in self.output.glob(f"{name}.partial-*"):
+                shutil.rmtree(abandoned, ignore_errors=True)
             partial.mkdir(parents=True)
-            result = work(partial)
+            result = work(*arguments, partial)
             write_json(partial / RECORD, {"settings": self.settings, "result": result})
             partial.rename(folder)
         except BaseException:
@@ -134,6 +119,21 @@ class Stages:
                     empty.rmdir()
             raise
         return result
+
+    def _check_settings(self, name: str) -> None:
+        """Raise ValueError if a finished stage was made with other settings."""
+        made_with = read_record(self.output / name)["settings"]
+        for option, value in json.loads(json.dumps(self.settings)).items():
+            if made_with.get(option) != value:
+                folders = [path.parent for path in sorted(self.output.glob(f"*/{RECORD}"))]
+                stale = [
+                    f for f in folders if read_record(f)["settings"].get(option, value) != value
+                ]
+                raise ValueError(
+                    f"--output {short(self.output)}: {name} was made with another --{option} "
+                    f"({made_with.get(option)}, now {value}): give another folder, or remove "
+                    f"{', '.join(map(short, stale))} to make it again"
+                )
 
     def finish(self, description: Mapping[str, Any]) -> None:
         """Write and print preparation.json, and remove the archives."""

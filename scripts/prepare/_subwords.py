@@ -32,6 +32,7 @@ def add_subword_options(parser: argparse.ArgumentParser) -> None:
     """Add --bpe-size, the number of merges, and --workers."""
     text = "merges of byte pair encoding (default: %(default)s)"
     parser.add_argument("--bpe-size", type=int, default=32_000, metavar="N", help=text)
+    parser.set_defaults(bpe_codes=None)
     add_workers_option(parser)
 
 
@@ -76,13 +77,13 @@ def split_words(line: str, location: str, subwords: bool = False) -> str:
     subwords, contains one, which could become a unit.
     """
     words = line.split()
-    found = [word for word in SPECIAL if word in words]
+    special = [symbol for symbol in SPECIAL if symbol in words]
     if subwords:
-        found = [symbol for symbol in (*SPECIAL, "<unk>") if symbol in line]
-    if found:
+        special = [symbol for symbol in (*SPECIAL, "<unk>") if symbol in line]
+    if special:
         raise ValueError(
-            f"{location}: {found[0]} is a special symbol of fairseq, which would not be read as "
-            f"text: write it in another way, such as [{found[0].strip('<>')}], or give --moses "
+            f"{location}: {special[0]} is a special symbol of fairseq, which would not be read as "
+            f"text: write it in another way, such as [{special[0].strip('<>')}], or give --moses "
             "LANGUAGE, which escapes it"
         )
     return " ".join(words)
@@ -164,7 +165,7 @@ def subword_units(codes: Path) -> LineMapper:
     return apply_lines
 
 
-def _words(path: Path) -> Iterator[str]:
+def _refuse_joiners(path: Path) -> Iterator[str]:
     """Yield the lines of a tokenized text; raise ValueError for a word that ends with @@."""
     for number, line in enumerate(read_lines(path), 1):
         if "@@ " in f"{line} ":
@@ -187,11 +188,11 @@ def make_units(
     ``names`` are the texts' file names in both folders. Returns the number of merges.
     """
     codes = target / "codes"
-    if given := getattr(options, "bpe_codes", None):
-        shutil.copyfile(given, codes)
+    if options.bpe_codes:
+        shutil.copyfile(options.bpe_codes, codes)
     else:
         learn([tokens / name for name in training], options.bpe_size, codes)
     for name in names:
-        make = partial(subword_units, codes)
-        write_lines(_words(tokens / name), target / name, make, options.workers, f"units {name}")
+        lines = _refuse_joiners(tokens / name)
+        write_lines(lines, target / name, options.workers, subword_units, codes)
     return check_codes(codes)

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
+from scripts._shared.command_line import exit_status
 from scripts._shared.files import write_text
 from scripts.prepare._downloads import Archive, add_source_options
-from scripts.prepare._stages import file_digest, run_preparation
+from scripts.prepare._stages import file_digest, preparation_parser
 
 ADDRESS = "raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora"
 ARCHIVES = {
@@ -161,9 +162,10 @@ def prepare(options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    return run_preparation(
-        __doc__, lambda parser: add_source_options(parser, "the four archives"), prepare, arguments
-    )
+    parser = preparation_parser(__doc__)
+    add_source_options(parser, "the four archives")
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

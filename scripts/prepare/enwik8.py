@@ -10,8 +10,8 @@ line gets a final </s>, too). Bits per character of the two conventions are not 
 
 import sys
 
+from scripts.prepare._characters import Characters, run
 from scripts.prepare._downloads import Archive
-from scripts.prepare._published import Characters, run
 
 DIGEST = "md5:a1fa5ffddb56f4953e226637dabbb36a"
 ENWIK8 = Characters(
@@ -20,5 +20,11 @@ ENWIK8 = Characters(
     has_newlines=True,
 )
 
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return run(ENWIK8, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run(ENWIK8, __doc__))
+    sys.exit(main())

@@ -18,9 +18,10 @@ import random
 import sys
 from pathlib import Path
 
+from scripts._shared.command_line import exit_status
 from scripts._shared.files import write_text
 from scripts.prepare._binarize import preprocess, write_units
-from scripts.prepare._stages import Stages, run_preparation
+from scripts.prepare._stages import Stages, preparation_parser
 
 RELATIONS, OBJECTS = 16, 256
 SYMBOLS = 4
@@ -49,34 +50,35 @@ def draw_facts(facts: int, seed: int) -> list[str]:
     ]
 
 
+def write_texts(lines: list[str], folder: Path) -> None:
+    """Write the facts, one a line."""
+    write_text(folder / "facts.txt", "".join(f"{line}\n" for line in lines))
+
+
+def binarize(text: Path, folder: Path) -> dict:
+    """Write the fairseq data folder, where both parts are the text; return their sizes."""
+    sizes = preprocess({"train": text, "valid": text}, folder, 1)
+    write_units(folder, "words")
+    return sizes
+
+
 def prepare(options: argparse.Namespace) -> None:
     """Make the --output folder, unless it is complete already."""
     lines = draw_facts(options.facts, options.seed)
     stages = Stages(options.output, {"facts": options.facts, "seed": options.seed})
-
-    def write(folder: Path) -> None:
-        write_text(folder / "facts.txt", "".join(f"{line}\n" for line in lines))
-
-    def binarize(folder: Path) -> dict:
-        text = options.output / "text" / "facts.txt"
-        sizes = preprocess({"train": text, "valid": text}, folder, 1)
-        write_units(folder, "words")
-        return sizes
-
-    stages.run("text", write)
-    stages.finish({"splits": stages.run("bin", binarize)})
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    add = parser.add_argument
-    add("--facts", type=int, required=True, metavar="N", help="16 times a square number")
-    add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
+    stages.run("text", write_texts, lines)
+    sizes = stages.run("bin", binarize, options.output / "text" / "facts.txt")
+    stages.finish({"splits": sizes})
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    return run_preparation(__doc__, add_options, prepare, arguments)
+    parser = preparation_parser(__doc__)
+    add = parser.add_argument
+    add("--facts", type=int, required=True, metavar="N", help="16 times a square number")
+    add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ U+2423. It needs 20 GB of disk, about 4 GB of memory, and more than an hour on f
 import sys
 
 from scripts.prepare._downloads import Archive
-from scripts.prepare._published import Words, run
+from scripts.prepare._words import Words, run
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 DIGEST = "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
@@ -30,5 +30,11 @@ LM1B = Words(
     ascii_blanks=True,
 )
 
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return run(LM1B, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run(LM1B, __doc__))
+    sys.exit(main())

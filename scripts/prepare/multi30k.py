@@ -14,10 +14,12 @@ import argparse
 import gzip
 import hashlib
 import sys
+from pathlib import Path
 
+from scripts._shared.command_line import exit_status
 from scripts._shared.files import atomic_write
 from scripts.prepare._downloads import Archive, add_source_options
-from scripts.prepare._stages import file_digest, run_preparation
+from scripts.prepare._stages import file_digest, preparation_parser
 
 ADDRESS = "raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 # sha256 of the unpacked texts
@@ -34,6 +36,19 @@ TEXTS = {
 }
 
 
+def join(folder: Path, part: str) -> None:
+    """Write English-German and English-French of a part as one pair of texts."""
+    (folder / "joined").mkdir(exist_ok=True)
+    en, de, fr = (
+        (folder / f"{part}.{language}").read_bytes().splitlines(keepends=True)
+        for language in ("en", "de", "fr")
+    )
+    english = [b"<2de> " + line for line in en] + [b"<2fr> " + line for line in en]
+    for language, lines in (("en", english), ("de", de + fr)):
+        with atomic_write(folder / "joined" / f"{part}.{language}") as partial:
+            partial.write_bytes(b"".join(lines))
+
+
 def prepare(options: argparse.Namespace) -> None:
     """Write the texts that are missing or differ."""
     options.output.mkdir(parents=True, exist_ok=True)
@@ -48,29 +63,18 @@ def prepare(options: argparse.Namespace) -> None:
         with atomic_write(text) as partial:
             partial.write_bytes(content)
     if options.joined:
-        joined = options.output / "joined"
-        joined.mkdir(exist_ok=True)
         for part in sorted({name.rpartition(".")[0] for name in TEXTS}):
-            en, de, fr = (
-                (options.output / f"{part}.{language}").read_bytes().splitlines(keepends=True)
-                for language in ("en", "de", "fr")
-            )
-            english = [b"<2de> " + line for line in en] + [b"<2fr> " + line for line in en]
-            for language, lines in (("en", english), ("de", de + fr)):
-                with atomic_write(joined / f"{part}.{language}") as partial:
-                    partial.write_bytes(b"".join(lines))
+            join(options.output, part)
     print(f"{options.output}: complete", flush=True)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    add_source_options(parser, "the nine texts, *.gz")
-    parser.add_argument("--joined", action="store_true", help="also write OUTPUT/joined")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    return run_preparation(__doc__, add_options, prepare, arguments)
+    parser = preparation_parser(__doc__)
+    add_source_options(parser, "the nine texts, *.gz")
+    parser.add_argument("--joined", action="store_true", help="also write OUTPUT/joined")
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

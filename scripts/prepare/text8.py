@@ -8,8 +8,8 @@ and _ for the space; the text has no newlines and the corpus no </s>.
 
 import sys
 
+from scripts.prepare._characters import Characters, run
 from scripts.prepare._downloads import Archive
-from scripts.prepare._published import Characters, run
 
 DIGEST = "md5:3bea1919949baf155f99411df5fada7e"
 TEXT8 = Characters(
@@ -18,5 +18,11 @@ TEXT8 = Characters(
     symbols={" ": "_"},
 )
 
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return run(TEXT8, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run(TEXT8, __doc__))
+    sys.exit(main())

@@ -12,7 +12,7 @@ removed from the training and validation parts, never from a test part. Several 
 
 OUTPUT/references             test.{en,de} and so on, unchanged, for detokenized sacreBLEU
 OUTPUT/tokens, OUTPUT/bpe     {train,valid,test}.{en,de}, as Moses tokens and as units; bpe/codes
-OUTPUT/clean                  {train,valid}.{en,de}, the units of the pairs that are kept
+OUTPUT/clean                  {train,valid}.{en,de}, the units of the pairs that fit
 OUTPUT/bin                    dict.{en,de}.txt and {train,valid,test}.en-de.{en,de}.{bin,idx}
 OUTPUT/preparation.json       options and sizes
 
@@ -28,7 +28,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least
+from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess, write_units
 from scripts.prepare._lines import (
@@ -38,7 +38,7 @@ from scripts.prepare._lines import (
     refuse_two_copies,
     write_lines,
 )
-from scripts.prepare._stages import Stages, absolute_path, fingerprint, run_preparation
+from scripts.prepare._stages import Stages, absolute_path, fingerprint, preparation_parser
 from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
@@ -52,39 +52,36 @@ Files = Mapping[str, Mapping[str, Sequence[Path]]]
 CLEANED = ("train", "valid")
 
 
-def option_of(part: str) -> str:
+def part_option(part: str) -> str:
     """Return the option of a part: --test for test, test1 and test2."""
     return f"--{part.rstrip('0123456789')}"
 
 
-def find_files(languages: Sequence[str], parts: Mapping[str, Sequence[Path]]) -> Files:
-    """Return the files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz for the prefixes of each part."""
+def find_file(part: str, prefix: Path, language: str) -> Path:
+    """Return the file PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz."""
+    plain = prefix.with_name(f"{prefix.name}.{language}")
+    for path in (plain, Path(f"{plain}.gz")):
+        if path.is_file():
+            refuse_two_copies(path)
+            return path
+    raise ValueError(
+        f"{part_option(part)} {short(prefix)}: there is no {plain.name} and no {plain.name}.gz: "
+        "give the prefix that the names of two files, one for each language, have before "
+        f".{language}"
+    )
 
-    def find(part: str, prefix: Path, language: str) -> Path:
-        plain = prefix.with_name(f"{prefix.name}.{language}")
-        for path in (plain, Path(f"{plain}.gz")):
-            if path.is_file():
-                refuse_two_copies(path)
-                return path
-        raise ValueError(
-            f"{option_of(part)} {short(prefix)}: there is no {plain.name} and no {plain.name}.gz: "
-            "give the prefix that the names of two files, one for each language, have before "
-            f".{language}"
-        )
 
+def find_files(
+    languages: Sequence[str], train: Sequence[Path], valid: Path, tests: Sequence[Path]
+) -> Files:
+    """Return the files for the prefixes of each part: train, valid, test, test1 and so on."""
+    parts: dict[str, Sequence[Path]] = {"train": train, "valid": [valid]}
+    for number, prefix in enumerate(tests):
+        parts[f"test{number or ''}"] = [prefix]
     return {
-        part: {code: [find(part, prefix, code) for prefix in prefixes] for code in languages}
+        part: {code: [find_file(part, prefix, code) for prefix in prefixes] for code in languages}
         for part, prefixes in parts.items()
     }
-
-
-def copy_references(files: Files, target: Path) -> None:
-    """Copy the raw texts of the test parts, decompressed but otherwise unchanged."""
-    for part, sides in files.items():
-        if option_of(part) == "--test":
-            for language, (path,) in sides.items():
-                with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
-                    shutil.copyfileobj(source, file)
 
 
 def tokenize(files: Files, options: argparse.Namespace, target: Path) -> dict[str, dict]:
@@ -96,25 +93,35 @@ def tokenize(files: Files, options: argparse.Namespace, target: Path) -> dict[st
     for part, sides in files.items():
         pairs, sizes[part] = {}, {}
         for language, paths in sides.items():
-            name = f"{part}.{language}"
-            # True: normalize punctuation
-            make = partial(moses_tokenizer, language, True, options.aggressive_hyphens)
             lines = chain.from_iterable(map(read_lines, paths))
-            size = write_lines(lines, target / name, make, options.workers, f"tokenize {name}")
+            # True: normalize punctuation
+            tokenizer = moses_tokenizer, language, True, options.aggressive_hyphens
+            path = target / f"{part}.{language}"
+            size = write_lines(lines, path, options.workers, *tokenizer)
             names = ", ".join(map(short, paths))
             if not size["words"]:
-                raise ValueError(f"{option_of(part)}: {names} has no text: give one that has")
+                raise ValueError(f"{part_option(part)}: {names} has no text: give one that has")
             pairs[names] = size["lines"]
             sizes[part] |= {"pairs": size["lines"], language: size["words"]}
         if len(set(pairs.values())) > 1:
-            found = ", ".join(f"{names} has {lines:,} lines" for names, lines in pairs.items())
+            counts = ", ".join(f"{names} has {lines:,} lines" for names, lines in pairs.items())
             raise ValueError(
-                f"{option_of(part)}: {found}: give files whose lines are translations of each other"
+                f"{part_option(part)}: {counts}: give files whose lines are translations of each "
+                "other"
             )
     return sizes
 
 
-def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
+def copy_references(files: Files, target: Path) -> None:
+    """Copy the raw texts of the test parts, decompressed but otherwise unchanged."""
+    for part, sides in files.items():
+        if part_option(part) == "--test":
+            for language, (path,) in sides.items():
+                with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
+                    shutil.copyfileobj(source, file)
+
+
+def verdict(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
     """Return why a pair of lines is removed, or "kept" if it is not."""
     if not all(pair):
         return "empty"
@@ -124,29 +131,30 @@ def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
     return "too_unequal" if longer > max_ratio * shorter else "kept"
 
 
-def clean(languages: Sequence[str], options: argparse.Namespace, target: Path) -> dict[str, dict]:
-    """Write the kept pairs of training and validation; return the counts by reason."""
-    found = {}
+def clean(
+    units: Path, languages: Sequence[str], options: argparse.Namespace, target: Path
+) -> dict[str, dict]:
+    """Write the pairs of training and validation that fit; count the pairs by verdict."""
+    counts = {}
     limits = options.max_length, options.max_ratio
     for part in CLEANED:
-        counts = dict.fromkeys(("kept", "empty", "too_long", "too_unequal"), 0)
+        count = counts[part] = dict.fromkeys(("kept", "empty", "too_long", "too_unequal"), 0)
         names = [f"{part}.{language}" for language in languages]
-        sides = [read_lines(options.output / "bpe" / name) for name in names]
+        sides = [read_lines(units / name) for name in names]
         one, two = ((target / name).open("w", encoding="utf-8", newline="\n") for name in names)
         with one, two:
             for pair in progress(zip(*sides, strict=True), desc=f"clean {part}", unit=" pairs"):
-                why = reason(pair, *limits)
-                counts[why] += 1
-                if why == "kept":
+                answer = verdict(pair, *limits)
+                count[answer] += 1
+                if answer == "kept":
                     one.write(f"{pair[0]}\n")
                     two.write(f"{pair[1]}\n")
-        if not counts["kept"]:
+        if not count["kept"]:
             raise ValueError(
                 f"--max-length {limits[0]} and --max-ratio {limits[1]} keep no pair of {part} "
-                f"({counts}): give larger limits, or other texts"
+                f"({count}): give larger limits, or other texts"
             )
-        found[part] = counts
-    return found
+    return counts
 
 
 def binarize(files: Files, options: argparse.Namespace, target: Path) -> dict:
@@ -188,65 +196,56 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
     check_at_least(1, **{name: getattr(options, name) for name in names})
 
 
-def prepare(stages: Stages, files: Files, options: argparse.Namespace) -> None:
+def prepare_pair(stages: Stages, files: Files, options: argparse.Namespace) -> None:
     """Do the stages that are not done yet."""
-    languages = list(files["train"])
+    output, languages = options.output, list(files["train"])
     hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
-    words = stages.run("tokens", partial(tokenize, files, options), hyphens)
-    stages.run("references", partial(copy_references, files))
+    words = stages.run("tokens", tokenize, files, options, settings=hyphens)
+    stages.run("references", copy_references, files)
     names = [f"{part}.{language}" for part in files for language in languages]
     training = [f"train.{language}" for language in languages]
-    work = partial(make_units, options.output / "tokens", names, training, options)
-    merges = stages.run("bpe", work, {"bpe-size": options.bpe_size})
+    units = output / "tokens", names, training, options
+    merges = stages.run("bpe", make_units, *units, settings={"bpe-size": options.bpe_size})
     limits = {"max-length": options.max_length, "max-ratio": options.max_ratio}
-    cleaned = stages.run("clean", partial(clean, languages, options), limits)
-    binarized = stages.run("bin", partial(binarize, files, options))
+    cleaned = stages.run("clean", clean, output / "bpe", languages, options, settings=limits)
+    binarized = stages.run("bin", binarize, files, options)
     parts = {}
     for part in files:
         pairs = words[part]["pairs"]
         parts[part] = {"pairs": pairs, "kept": pairs, **cleaned.get(part, {})}
         for language in languages:
-            # lines and tokens of the kept pairs; tokens include the </s> of each line
+            # lines and tokens of the pairs that are left; tokens include the </s> of each line
             size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{language}"]
             parts[part][language] = {"words": words[part][language], **size}
     stages.finish({"merges": merges, "symbols": binarized["symbols"], "parts": parts})
 
 
-def test_parts(prefixes: Sequence[Path]) -> dict[str, Sequence[Path]]:
-    """Return the test texts by the names of their parts in fairseq: test, test1 and so on."""
-    return {f"test{number or ''}": [prefix] for number, prefix in enumerate(prefixes)}
-
-
-def prepare_texts(options: argparse.Namespace) -> None:
+def prepare(options: argparse.Namespace) -> None:
     """Do the work of the command."""
     languages = options.source_lang, options.target_lang
     check_options(options, languages)
-    parts = {"train": options.train, "valid": [options.valid], **test_parts(options.test)}
-    files = find_files(languages, parts)
+    files = find_files(languages, options.train, options.valid, options.test)
     settings = {"source-lang": languages[0], "target-lang": languages[1]}
     for option in ("train", "valid", "test"):
-        sides = [files[part].values() for part in files if option_of(part) == f"--{option}"]
+        sides = [files[part].values() for part in files if part_option(part) == f"--{option}"]
         settings[option] = fingerprint(chain.from_iterable(chain.from_iterable(sides)))
-    prepare(Stages(options.output, settings), files, options)
-
-
-def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    add = partial(parser.add_argument, required=True)
-    for side in ("source", "target"):
-        add(f"--{side}-lang", metavar="CODE", help=f"{side} language, such as en")
-    for part, number, text in (
-        ("train", "+", "prefixes of the texts to train on"),
-        ("valid", None, "prefix of the text to validate on"),
-        ("test", "+", "prefixes of the texts to test on"),
-    ):
-        add(f"--{part}", type=absolute_path, nargs=number, metavar="PREFIX", help=text)
-    add_options(parser)
+    prepare_pair(Stages(options.output, settings), files, options)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    return run_preparation(__doc__, add_text_options, prepare_texts, arguments)
+    parser = preparation_parser(__doc__)
+    add = partial(parser.add_argument, required=True)
+    for side in ("source", "target"):
+        add(f"--{side}-lang", metavar="CODE", help=f"{side} language, such as en")
+    text = "prefixes of the texts to train on"
+    add("--train", type=absolute_path, nargs="+", metavar="PREFIX", help=text)
+    add("--valid", type=absolute_path, metavar="PREFIX", help="prefix of the text to validate on")
+    text = "prefixes of the texts to test on"
+    add("--test", type=absolute_path, nargs="+", metavar="PREFIX", help=text)
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ an empty line is a lone </s>; the <unk> of the text is fairseq's <unk>.
 import sys
 
 from scripts.prepare._downloads import Archive
-from scripts.prepare._published import Words, run
+from scripts.prepare._words import Words, run
 
 ADDRESS = "wikitext.smerity.com/wikitext-103-v1.zip"
 SPLITS = {f"wiki.{split}.tokens": split for split in ("train", "valid", "test")}
@@ -19,5 +19,11 @@ WIKITEXT103 = Words(
     vocabulary=267_735,
 )
 
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return run(WIKITEXT103, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run(WIKITEXT103, __doc__))
+    sys.exit(main())

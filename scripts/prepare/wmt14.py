@@ -17,13 +17,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scripts._shared.command_line import exit_status
 from scripts.prepare._downloads import Archive, add_source_options
-from scripts.prepare._stages import Stages, run_preparation
-from scripts.prepare.translation import add_options, check_options, find_files, prepare, test_parts
+from scripts.prepare._stages import Stages, preparation_parser
+from scripts.prepare.translation import add_options, check_options, find_files, prepare_pair
 
 # {other} is the language other than English; the part before .{language} is a prefix of texts.
 EUROPARL = Archive(
@@ -81,7 +81,7 @@ def write_newstest2014(archive: Path, languages: Sequence[str], target: Path) ->
             shutil.copyfile(file, target / f"newstest2014.{language}")
 
 
-def make_raw(
+def unpack_archives(
     archives: Sequence[Archive],
     languages: Sequence[str],
     options: argparse.Namespace,
@@ -98,32 +98,34 @@ def make_raw(
         replace(archive, members=names).unpack(options, target)
 
 
-def prepare_pair(options: argparse.Namespace) -> None:
+def prefixes(archives: Sequence[Archive], other: str, folder: Path) -> list[Path]:
+    """Return the prefixes of the archives' texts in a folder."""
+    names = (archive.members[0].partition(".{language}")[0] for archive in archives)
+    return [folder / name.format(other=other) for name in names]
+
+
+def prepare(options: argparse.Namespace) -> None:
     """Do the work of the command."""
     source, target = languages = tuple(options.pair.split("-"))
     check_options(options, languages)
-    train = TRAIN[options.pair]
     stages = Stages(options.output, {"source-lang": source, "target-lang": target})
-    stages.run("raw", partial(make_raw, (*train, *TESTS), languages, options))
-
-    def texts(archives: Sequence[Archive]) -> tuple[Path, ...]:
-        members = (archive.members[0].partition(".{language}")[0] for archive in archives)
-        return tuple(options.output / "raw" / member.format(other=target) for member in members)
-
-    parts = {"train": texts(train), "valid": texts([NEWSTEST2013]), **test_parts(texts(TESTS))}
-    prepare(stages, find_files(languages, parts), options)
-
-
-def add_pair_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("--pair", required=True, choices=TRAIN, help="source and target language")
-    add_source_options(parser, "the archives")
-    add_options(parser)
+    archives = *TRAIN[options.pair], *TESTS
+    stages.run("raw", unpack_archives, archives, languages, options)
+    train, tests = (
+        prefixes(part, target, options.output / "raw") for part in (TRAIN[options.pair], TESTS)
+    )
+    # newstest2013 is the second test part, too
+    prepare_pair(stages, find_files(languages, train, tests[1], tests), options)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    return run_preparation(__doc__, add_pair_options, prepare_pair, arguments)
+    parser = preparation_parser(__doc__)
+    parser.add_argument("--pair", required=True, choices=TRAIN, help="source and target language")
+    add_source_options(parser, "the archives")
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ CASES = Selection([], True, CPU, 1, CHECKOUTS).cases()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_models_compute_the_same_and_all_of_them_run(name):
+def test_models_compute_the_same_and_all_run(name):
     case = CASES[name]
     measure.largest_differences(case, CPU)
     for model, how in case.models.items():
@@ -41,15 +41,15 @@ def test_the_tables_have_every_paper():
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_a_separate_process():
+def test_memory_is_measured_in_a_separate_process():
     chosen = Selection(["product_key_memory"], True, CPU, 1, [])
     table = 64**2 * 512 * 4
-    of_training, of_inference = (
+    training, inference = (
         chosen.measure_memory(case, "ProductKeyMemory", FP32) for case in chosen.cases().values()
     )
     # the values and Adam's two means
-    assert of_training > 3 * table
-    assert table < of_inference < of_training
+    assert training > 3 * table
+    assert table < inference < training
 
 
 def test_the_command_prints_and_writes_what_it_measured(tmp_path, monkeypatch, capsys):
@@ -103,8 +103,8 @@ def test_a_checkout_is_imported_and_its_names_are_left_to_others(tmp_path, sourc
         with pytest.raises(ValueError, match=f"--original is .*{re.escape(refused)}"):
             published.import_published([tmp_path])
     else:
-        (found,) = published.import_published([tmp_path]).items()
-        assert (found[0], found[1].__name__) == ("all_attention", "TransformerSeq")
+        ((paper, model),) = published.import_published([tmp_path]).items()
+        assert (paper, model.__name__) == ("all_attention", "TransformerSeq")
     assert "models" not in plot.sys.modules
 
 
@@ -132,44 +132,44 @@ def products(off=0.0, rows=1, agreement=1.0, done=None):
             for _ in range(times):
                 torch.ones(8, 16) @ torch.ones(16, 32)
 
-        found = torch.zeros(100, 3)
-        found[:rows, 1] = off * (times - 1)
-        return Work(turn, lambda: found)
+        outputs = torch.zeros(100, 3)
+        outputs[:rows, 1] = off * (times - 1)
+        return Work(turn, lambda: outputs)
 
     models = {"ours": Model(partial(build, 1))}
     models["twice"] = Model(partial(build, 2), same=True, dtypes=(FP32, BF16))
     return Case("paper", "a name", "a mode", 100, models, tolerance=0.1, min_agreement=agreement)
 
 
-def rows_of(case, monkeypatch, turns=3, dtypes=(FP32,)):
+def measure_rows(case, monkeypatch, turns=3, dtypes=(FP32,)):
     """Measure a case on a machine with 1e9 multiply-adds per second; turn n takes n seconds."""
     seconds = iter(range(1, 100))
     monkeypatch.setattr(measure, "multiply_add_rate", lambda *_: 1e9)
 
-    def seconds_of(work):
+    def time_turn(work):
         work()
         return float(next(seconds))
 
-    monkeypatch.setattr(measure, "seconds_of", seconds_of)
+    monkeypatch.setattr(measure, "time_turn", time_turn)
     memory = {"ours": 5, "twice": 7}
     return measure.measure(case, dtypes, CPU, turns, lambda _, model, dtype: memory[model])
 
 
 def test_models_take_turns_after_one_that_warms_up(monkeypatch):
     done = []
-    ours, twice = rows_of(products(done=done), monkeypatch)
+    ours, twice = measure_rows(products(done=done), monkeypatch)
     assert done == [1, 2] * 4
     assert (ours.seconds, twice.seconds) == ([1, 3, 5], [2, 4, 6])
     assert (ours.median, twice.median) == (3, 4)
     assert (ours.times, twice.times) == (None, pytest.approx(4 / 3))
     assert (ours.peak_bytes, twice.peak_bytes) == (5, 7)
     assert (ours.multiply_adds, twice.multiply_adds) == (8 * 16 * 32, 2 * 8 * 16 * 32)
-    assert ours.of_rate == pytest.approx(8 * 16 * 32 / 1e9 / 3)
+    assert ours.rate_share == pytest.approx(8 * 16 * 32 / 1e9 / 3)
     assert ours.as_json()["tokens_per_second"] == pytest.approx(100 / 3)
 
 
-def test_a_model_is_compared_with_ours_of_its_dtype_in_the_dtypes_that_it_runs_in(monkeypatch):
-    rows = rows_of(products(), monkeypatch, 1, (BF16, AUTOCAST, FP32))
+def test_a_model_is_compared_with_ours_in_each_dtype(monkeypatch):
+    rows = measure_rows(products(), monkeypatch, 1, (BF16, AUTOCAST, FP32))
     times = {(row.model, row.dtype): row.times for row in rows}
     # turns take 1 to 5 seconds
     assert times == {

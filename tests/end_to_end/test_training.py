@@ -116,8 +116,8 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
 @pytest.mark.parametrize(
     "precision",
     [
-        # fairseq mixes precisions on GPUs only: this shows that the option is harmless on a CPU;
-        # tests/gpu has tests of mixed precision
+        # fairseq mixes precisions on GPUs only: on a CPU the option does nothing, and a warning
+        # says so; tests/gpu has tests of mixed precision
         ("--amp",),
         # test_all_attention.py tests these without --batch-split
         ("--bf16", "--batch-split", 3),
@@ -125,7 +125,8 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
     ],
 )
 def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
-    train(data, tmp_path, *STEPS, "--disable-validation", *precision)
+    printed = train(data, tmp_path, *STEPS, "--disable-validation", *precision)
+    assert ("--amp needs a GPU" in printed) == (precision == ("--amp",))
     weights = parameters(tmp_path)
     assert all(weight.isfinite().all() for weight in weights.values())
     assert_equal(weights, parameters(uninterrupted), rtol=0.1, atol=0.05)

@@ -10,7 +10,14 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from fairseq_plugins.all_attention.attention import HeadProjection
-from fairseq_plugins.modules import AllAttentionBlock, Past, TransformerXLBlock
+from fairseq_plugins.modules import (
+    AllAttentionBlock,
+    Past,
+    ProductKeyMemory,
+    TransformerXL,
+    TransformerXLBlock,
+    WeightedDecoderLayer,
+)
 from tests.end_to_end.commands import ROOT
 from tests.segment_language_model.networks import BUILDERS, build, draw, read_segments
 from tests.tiny import scores_by_segment, spread_spans, tiny_model, tiny_transformer_xl, tokens
@@ -248,3 +255,19 @@ def test_fast_networks_refuse_higher_derivatives_and_name_the_kernel(name):
     ):
         with pytest.raises(ValueError, match=r"with `kernel` 'fast', .* with kernel='plain'"):
             use()
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes"),
+    [
+        (TransformerXL, {"num_layers": 2, "embed_dim": 8, "num_heads": 2, "ffn_dim": 8}),
+        (AllAttentionBlock, {"embed_dim": 8, "num_heads": 2, "persistent_vectors": 4, "span": 4}),
+        (WeightedDecoderLayer, {"embed_dim": 8, "num_heads": 2, "ffn_dim": 8}),
+        (ProductKeyMemory, {"embed_dim": 8, "slots": 4, "heads": 2, "knn": 2, "query_dim": 4}),
+    ],
+)
+def test_layers_name_a_size_that_is_too_small(layer, sizes):
+    more = {"mem_len": 4} if layer is TransformerXL else {}
+    for name in sizes:
+        with pytest.raises(ValueError, match=f"`{name}` is -1: it must"):
+            layer(**{**sizes, name: -1}, **more)

@@ -33,9 +33,22 @@ def test_hypotheses_are_ranked_by_their_scores(model):
         assert one.score == pytest.approx(one.log_probs.sum() / len(one.log_probs) ** 0.5, rel=1e-5)
 
 
-def test_translate_takes_unknown_words_blanks_and_nothing(model):
+def test_unknown_words_are_refused_or_read_as_unk(saved, model):
+    for use in (
+        lambda: model.translate(["a b", "a xyz b"]),
+        lambda: model.score(["a", "a xyz"], ["b", "b"]),
+    ):
+        with pytest.raises(ValueError, match=r"^sentence 2 has symbols .*'xyz'.*allow_unknown"):
+            use()
+    with pytest.raises(ValueError, match=r"^translation 1 has symbols .*'xyz'"):
+        model.score("a", "xyz")
+    lenient, options = load(saved / "pairs.pt", saved / "pairs", allow_unknown=True), {"beam": 2}
+    assert lenient.translate("a xyz b", **options) == model.translate("a <unk> b", **options)
+
+
+def test_translate_takes_blanks_and_nothing(model):
     options = {"beam": 2, "max_len_b": 6}
-    assert model.translate("a xyz\n b", **options) == model.translate("a <unk> b", **options)
+    assert model.translate("a \n b", **options) == model.translate("a b", **options)
     translations = model.translate(["", "a b c d", " \n", "p"], **options)
     assert translations[::2] == ["", ""]
     assert translations[1::2] == model.translate(["a b c d", "p"], **options)

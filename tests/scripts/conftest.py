@@ -1,29 +1,8 @@
 """Fixtures shared by the tests of scripts."""
 
-import multiprocessing
-import os
 import re
-import select
 
 import pytest
-
-
-@pytest.fixture
-def assert_end_together(tmp_path):
-    """Check that a script's child process, which holds a pipe, ends as the script is killed."""
-
-    def check(run_script):
-        fifo = tmp_path / "fifo"
-        os.mkfifo(fifo)
-        script = multiprocessing.get_context("fork").Process(target=run_script, args=(fifo,))
-        script.start()
-        with fifo.open("rb") as held:
-            script.kill()
-            script.join()
-            assert select.select([held], [], [], 60)[0]
-            assert held.read() == b""
-
-    return check
 
 
 @pytest.fixture

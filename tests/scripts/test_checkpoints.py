@@ -6,7 +6,8 @@ import zipfile
 import pytest
 import torch
 
-from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, load_checkpoint, read_checkpoint
+from tests.scripts.evaluate.saved_models import write_checkpoint
 
 STATE = {"cfg": {"model": {"_name": "a"}, "task": None}, "model": {"weight": torch.arange(4096.0)}}
 
@@ -17,8 +18,8 @@ def test_read_checkpoint_returns_what_was_written(tmp_path, archive):
     torch.save(STATE, path, _use_new_zipfile_serialization=archive)
     state = read_checkpoint(path)
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
-    assert options_of(state, "model") == {"_name": "a"}
-    assert options_of(state, "task") == options_of(state, "other") == {}
+    assert checkpoint_options(state, "model") == {"_name": "a"}
+    assert checkpoint_options(state, "task") == checkpoint_options(state, "other") == {}
 
 
 @pytest.mark.parametrize("archive", [True, False], ids=["archive", "before PyTorch 1.6"])
@@ -42,17 +43,12 @@ def test_read_checkpoint_names_what_is_no_checkpoint(tmp_path):
             read_checkpoint(tmp_path / name)
 
 
-class Printing:
-    def __reduce__(self):
-        return print, ("run",)
-
-
-@pytest.mark.parametrize("archive", [True, False], ids=["archive", "before PyTorch 1.6"])
-def test_read_checkpoint_runs_nothing_and_does_not_advise_to(tmp_path, archive, capsys):
-    path = tmp_path / "last.pt"
-    torch.save({"model": Printing()}, path, _use_new_zipfile_serialization=archive)
-    with pytest.raises(ValueError, match=r"^--checkpoint .* holds more than weights") as raised:
-        read_checkpoint(path)
-    assert "GLOBAL print" in str(raised.value)
-    assert "weights_only" not in str(raised.value)
-    assert capsys.readouterr().out == ""
+def test_only_a_segment_language_model_is_loaded(tmp_path):
+    write_checkpoint(tmp_path / "xl.pt", "transformer_xl")
+    assert load_checkpoint(tmp_path / "xl.pt")["optimizer_history"][-1]["num_updates"] == 1
+    other = {"cfg": {"model": {"_name": "transformer_lm"}}}
+    for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
+        torch.save(content, tmp_path / "other.pt")
+        message = f"other.pt holds the model {name}, which is not a segment language model"
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(tmp_path / "other.pt")

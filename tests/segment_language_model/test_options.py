@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
+from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
 from fairseq_plugins.segment_language_model.model import check_task
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
@@ -21,7 +22,7 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingTask,
 )
 from tests import tiny
-from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_transformer_xl
+from tests.tiny import ADAPTIVE, dictionary, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
@@ -165,9 +166,11 @@ def test_a_task_refuses_losses_that_do_not_fit_its_model(criterion, model, messa
         task.build_criterion(OmegaConf.create(criterion))
 
 
-def test_the_loss_refuses_an_infinite_cost_of_spans():
+def test_a_loss_refuses_impossible_costs_of_spans():
+    with pytest.raises(ValueError, match=r"--span-loss is 0\.1, and models of this task have no"):
+        SegmentLoss.build_criterion(SegmentLossConfig(span_loss=0.1), None)
     with pytest.raises(ValueError, match="--span-loss is inf: it must be at least 0"):
-        segment_loss(span_loss=math.inf)
+        SegmentLoss(SegmentLossConfig(span_loss=math.inf), make_task())
 
 
 def test_models_refuse_another_task():

@@ -45,18 +45,18 @@ class Foreign(NamedTuple):
     def write(self, folder, name="model.pt", leave_out=()):
         """Write checkpoint, config.json and vocab.txt as the original saves them."""
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {key: value for key, value in self.tensors.items() if key not in leave_out}
+        present = {key: value for key, value in self.tensors.items() if key not in leave_out}
         if self.source == TENSORFLOW:
-            write_bundle(folder / name, kept)
+            write_bundle(folder / name, present)
         elif name.endswith(".safetensors"):
             from safetensors.torch import save_file
 
-            save_file({key: value.clone() for key, value in kept.items()}, folder / name)
+            save_file({key: value.clone() for key, value in present.items()}, folder / name)
         elif self.source == "adaptive-span":
-            prefixed = {f"module.{key}": value for key, value in kept.items()}
+            prefixed = {f"module.{key}": value for key, value in present.items()}
             torch.save({"iter_no": 3, "model": prefixed}, folder / name)
         else:
-            torch.save(kept, folder / name)
+            torch.save(present, folder / name)
         (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
         (folder / "vocab.txt").write_text("\n".join(self.symbols) + "\n", encoding="utf-8")
         return folder
@@ -92,13 +92,16 @@ class _Weights(dict):
         self.draw(f"{name}.weight", WIDTH, mean=1.0)
         self.draw(f"{name}.bias", WIDTH)
 
-    def bands(self, into, out_of, size, cutoffs, factor, tied, tied_projections):
+    def bands(self, input_name, output_name, size, cutoffs, factor, tied, tied_projections):
         """Draw embeddings, outputs and biases, and projections if bands get narrower."""
         bounds = [0, *cutoffs, size] if factor > 1 else [0, size]
         for band, (first, last) in enumerate(itertools.pairwise(bounds)):
             narrow = WIDTH // factor**band
-            embedding, output = f"{into}.emb_layers.{band}.weight", f"{out_of}.out_layers.{band}."
-            projections = f"{into}.emb_projs.{band}", f"{out_of}.out_projs.{band}"
+            embedding, output = (
+                f"{input_name}.emb_layers.{band}.weight",
+                f"{output_name}.out_layers.{band}.",
+            )
+            projections = f"{input_name}.emb_projs.{band}", f"{output_name}.out_projs.{band}"
             self.draw(embedding, last - first, narrow, std=0.6 if band else 0.3)
             self.linear(output, last - first, narrow, std=1.0)
             if tied:
@@ -158,38 +161,38 @@ def transformer_xl_tensorflow(
         del config[name]
     config["proj_share_all_but_first"] = proj_share_all_but_first
     config["proj_same_dim"] = proj_same_dim
-    embed, softmax, found = "transformer/adaptive_embed", "transformer/adaptive_softmax", {}
+    embed, softmax, tensors = "transformer/adaptive_embed", "transformer/adaptive_softmax", {}
     if div_val == 1:
-        found[f"{embed}/lookup_table"] = w["word_emb.emb_layers.0.weight"]
+        tensors[f"{embed}/lookup_table"] = w["word_emb.emb_layers.0.weight"]
         biases = w["crit.out_layers.0.bias"].tensor_split(config["cutoffs"])
     else:
         biases = [w[f"crit.out_layers.{band}.bias"] for band in range(len(shared))]
     for band, bias in enumerate(biases):
-        found[f"{softmax}/cutoff_{band}/b" if cutoffs else f"{softmax}/bias"] = bias
+        tensors[f"{softmax}/cutoff_{band}/b" if cutoffs else f"{softmax}/bias"] = bias
         if div_val > 1:
-            found[f"{embed}/cutoff_{band}/lookup_table"] = w[f"word_emb.emb_layers.{band}.weight"]
+            tensors[f"{embed}/cutoff_{band}/lookup_table"] = w[f"word_emb.emb_layers.{band}.weight"]
             if band > 0 or proj_same_dim:
-                found[f"{embed}/cutoff_{band}/proj_W"] = w[f"word_emb.emb_projs.{band}"].T
+                tensors[f"{embed}/cutoff_{band}/proj_W"] = w[f"word_emb.emb_projs.{band}"].T
                 if not shared[band]:
-                    found[f"{softmax}/cutoff_{band}/proj"] = w[f"crit.out_projs.{band}"].T
+                    tensors[f"{softmax}/cutoff_{band}/proj"] = w[f"crit.out_projs.{band}"].T
     if cutoffs:
-        found[f"{softmax}/cutoff_0/cluster_W"] = w["crit.cluster_weight"]
-        found[f"{softmax}/cutoff_0/cluster_b"] = w["crit.cluster_bias"]
+        tensors[f"{softmax}/cutoff_0/cluster_W"] = w["crit.cluster_weight"]
+        tensors[f"{softmax}/cutoff_0/cluster_b"] = w["crit.cluster_bias"]
     for name in ("r_w_bias", "r_r_bias"):
-        of_layers = [w.get(f"layers.{number}.dec_attn.{name}") for number in range(LAYERS)]
-        found[f"transformer/{name}"] = torch.stack(of_layers) if config["untie_r"] else w[name]
+        biases = [w.get(f"layers.{number}.dec_attn.{name}") for number in range(LAYERS)]
+        tensors[f"transformer/{name}"] = torch.stack(biases) if config["untie_r"] else w[name]
     for number in range(LAYERS):
         theirs, attention = f"transformer/layer_{number}", f"layers.{number}.dec_attn"
         forward = f"layers.{number}.pos_ff"
         for name in ("qkv", "r", "o"):
-            found[f"{theirs}/rel_attn/{name}/kernel"] = w[f"{attention}.{name}_net.weight"].T
+            tensors[f"{theirs}/rel_attn/{name}/kernel"] = w[f"{attention}.{name}_net.weight"].T
         for name, position in (("layer_1", 0), ("layer_2", 3)):
-            found[f"{theirs}/ff/{name}/kernel"] = w[f"{forward}.CoreNet.{position}.weight"].T
-            found[f"{theirs}/ff/{name}/bias"] = w[f"{forward}.CoreNet.{position}.bias"]
+            tensors[f"{theirs}/ff/{name}/kernel"] = w[f"{forward}.CoreNet.{position}.weight"].T
+            tensors[f"{theirs}/ff/{name}/bias"] = w[f"{forward}.CoreNet.{position}.bias"]
         for name, part in (("rel_attn", attention), ("ff", forward)):
-            found[f"{theirs}/{name}/LayerNorm/gamma"] = w[f"{part}.layer_norm.weight"]
-            found[f"{theirs}/{name}/LayerNorm/beta"] = w[f"{part}.layer_norm.bias"]
-    return Foreign(TENSORFLOW, found, config, symbols, w)
+            tensors[f"{theirs}/{name}/LayerNorm/gamma"] = w[f"{part}.layer_norm.weight"]
+            tensors[f"{theirs}/{name}/LayerNorm/beta"] = w[f"{part}.layer_norm.bias"]
+    return Foreign(TENSORFLOW, tensors, config, symbols, w)
 
 
 def adaptive_span(
@@ -245,7 +248,7 @@ def adaptive_span(
             w.linear(f"{layer}.ff.fc2.", WIDTH, INNER)
             w.norm(f"{layer}.norm2")
         for owner in owners if adaptive else ():
-            of_layer = torch.tensor(spans[number * HEADS :][:HEADS]).view(HEADS, 1, 1)
-            w[f"{owner}adaptive_span._mask.current_val"] = of_layer
+            heads = torch.tensor(spans[number * HEADS :][:HEADS]).view(HEADS, 1, 1)
+            w[f"{owner}adaptive_span._mask.current_val"] = heads
             w[f"{owner}adaptive_span._mask.mask_template"] = torch.arange(1.0 - span, 1)
     return Foreign("adaptive-span", dict(w), config, symbols)

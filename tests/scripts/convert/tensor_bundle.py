@@ -17,11 +17,11 @@ def masked_checksum(data):
 
 
 def varint(number):
-    found = bytearray()
+    encoded = bytearray()
     while number > 127:
-        found.append(number % 128 + 128)
+        encoded.append(number % 128 + 128)
         number //= 128
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def field(number, value):
@@ -42,15 +42,15 @@ def table(rows, compression=0):
     """Encode a sorted table in blocks of 4 rows."""
     written = b""
 
-    def add(of_block):
+    def add(rows):
         """Write a block; return its address."""
         nonlocal written
         block, before = b"", b""
-        for name, value in of_block:
+        for name, value in rows:
             same = [a == b for a, b in zip(before, name, strict=False)]
-            kept = [*same, False].index(False)
-            lengths = b"".join(map(varint, (kept, len(name) - kept, len(value))))
-            block += lengths + name[kept:] + value
+            shared = [*same, False].index(False)
+            lengths = b"".join(map(varint, (shared, len(name) - shared, len(value))))
+            block += lengths + name[shared:] + value
             before = name
         # one restart point: the beginning of the block
         address = varint(len(written)) + varint(len(block) + 8)

@@ -14,6 +14,7 @@ from tests.scripts.convert.foreign_models import (
     transformer_xl,
     transformer_xl_tensorflow,
 )
+from tests.scripts.evaluate.saved_models import UnsafePickle
 from tests.tiny import scores_by_segment
 
 TOLERANCE = 2e-4
@@ -104,11 +105,11 @@ def check_log_probabilities(foreign, model, dictionary):
     """Compare log p of all symbols after each token of a stream, read in segments with a memory."""
     numbers = our_numbers(foreign, dictionary)
     output = scores_by_segment(model, numbers[stream(foreign)][None], 7), None
-    found = model.get_normalized_probs(output, log_probs=True)[0]
+    scores = model.get_normalized_probs(output, log_probs=True)[0]
     expected = foreign.log_probabilities(stream(foreign))
-    assert (found[:, numbers] - expected).abs().max().item() < TOLERANCE
+    assert (scores[:, numbers] - expected).abs().max().item() < TOLERANCE
     # probabilities sum to 1, and made-up symbols have probability 0
-    probabilities = found.exp()
+    probabilities = scores.exp()
     torch.testing.assert_close(probabilities.sum(1), torch.ones(len(probabilities)))
     made_up = sorted(set(range(len(dictionary))) - set(numbers.tolist()))
     assert len(foreign.symbols) + len(made_up) == len(dictionary) == probabilities.size(1)
@@ -122,10 +123,10 @@ def test_every_log_probability_is_the_originals(tmp_path, layout):
     check_log_probabilities(foreign, model, dictionary)
     norms = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
     assert norms == {1e-12 if layout.startswith("tf") else 1e-5}
-    given = (tmp_path / "output" / "options.txt").read_text(encoding="utf-8").split()
+    words = (tmp_path / "output" / "options.txt").read_text(encoding="utf-8").split()
     dropouts = {
         name[2:].removesuffix("dropout"): float(rate)
-        for name, rate in pairwise(given)
+        for name, rate in pairwise(words)
         if name.endswith("dropout")
     }
     if foreign.source == "adaptive-span":
@@ -138,7 +139,7 @@ def test_every_log_probability_is_the_originals(tmp_path, layout):
     assert dropouts == expected
 
 
-@pytest.mark.parametrize("kept", ["first", "second"])
+@pytest.mark.parametrize("present", ["first", "second"])
 @pytest.mark.parametrize(
     ("name", "foreign"),
     [
@@ -147,16 +148,17 @@ def test_every_log_probability_is_the_originals(tmp_path, layout):
         ("checkpoint.pt", adaptive_span(cutoffs=CUTOFFS)),
     ],
 )
-def test_a_file_may_keep_either_name_of_a_tied_tensor(tmp_path, name, foreign, kept):
+def test_a_file_may_have_either_name_of_a_tied_tensor(tmp_path, name, foreign, present):
     names = {}
-    for of_tensor, tensor in foreign.tensors.items():
-        names.setdefault(tensor.data_ptr(), []).append(of_tensor)
-    left_out = [n for tied in names.values() for n in (tied[1:] if kept == "first" else tied[:-1])]
+    for key, tensor in foreign.tensors.items():
+        names.setdefault(tensor.data_ptr(), []).append(key)
+    absent = slice(1, None) if present == "first" else slice(None, -1)
+    left_out = [key for tied in names.values() for key in tied[absent]]
     assert len(left_out) >= 7
     check_log_probabilities(foreign, *imported(foreign, tmp_path, name, tuple(left_out)))
 
 
-def test_half_precision_of_before_zip_archives_is_read(tmp_path):
+def test_half_precision_in_a_file_before_zip_archives_is_read(tmp_path):
     foreign = transformer_xl()
     half = {name: tensor.half() for name, tensor in foreign.tensors.items()}
     foreign = foreign._replace(tensors=half)
@@ -208,3 +210,68 @@ def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
             tokens[0, 5] = dictionary.index(symbol)
             with pytest.raises(ValueError, match=f"the text has {symbol}"):
                 model.get_normalized_probs(output, True, {"target": tokens})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.pt", None, "--checkpoint FOLDER/model.pt is not a file"),
+        ("model.pt", b"PK\x03\x04", "--checkpoint FOLDER/model.pt cannot be read"),
+        ("config.json", None, "--config FOLDER/config.json"),
+        ("config.json", b"{", "--config FOLDER/config.json"),
+        ("config.json", b"[1]", "--config FOLDER/config.json"),
+        ("vocab.txt", None, "--vocab FOLDER/vocab.txt"),
+        ("vocab.txt", b"\xff", "--vocab FOLDER/vocab.txt"),
+        ("model.pt", {}, "--checkpoint FOLDER/model.pt holds dict, not tensors by name"),
+        ("model.pt", [torch.ones(2)], "model.pt holds list, not tensors by name"),
+        ("model.pt", {0: torch.ones(2), "lr": 0.1}, "more than tensors by name: 'lr', 0"),
+        ("model.pt", torch.nn.Linear(2, 2), "torch.save(model.state_dict(), "),
+        ("model.pt", {"z": UnsafePickle("executed")}, "model.pt holds more than weights and opti"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    tmp_path, monkeypatch, import_error, name, content, message
+):
+    monkeypatch.chdir(tmp_path)
+    foreign = transformer_xl()
+    path = foreign.write(tmp_path) / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    assert message.replace("FOLDER", str(tmp_path)) in import_error(foreign, write=False)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["output", "output/mine"])
+def test_an_output_that_exists_stays(tmp_path, capsys, name):
+    transformer_xl().write(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == 1
+    assert f"--output {tmp_path}/output already exists: " in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, 130), (RuntimeError("no room"), 1)]
+)
+def test_an_interrupted_write_leaves_no_output(tmp_path, monkeypatch, error, status):
+    transformer_xl().write(tmp_path)
+
+    def fail(state, path):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == status
+    assert not list(tmp_path.glob("output*"))
+    monkeypatch.undo()
+    # left by a killed run
+    (tmp_path / "output.partial").mkdir()
+    (tmp_path / "output.partial" / "left").touch()
+    assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == 0
+    assert [path.name for path in tmp_path.glob("output*")] == ["output"]
+    assert not (tmp_path / "output" / "left").exists()

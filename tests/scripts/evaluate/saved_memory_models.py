@@ -55,9 +55,9 @@ def read_alike(model):
 
 def sentence(number, language):
     """Return a sentence (1, T) of a language, 0 or 1."""
-    found = tiny.tokens(1, PAIRS[number][language], number)
-    found[0, -1] = EOS
-    return found
+    tokens = tiny.tokens(1, PAIRS[number][language], number)
+    tokens[0, -1] = EOS
+    return tokens
 
 
 def write_pairs(folder):

@@ -41,15 +41,15 @@ def write_text(folder, length=97, split="test"):
     return text.numpy()
 
 
-def task_options(name, **given):
+def task_options(name, **changes):
     """Return a task's options as in a checkpoint: references to other options are resolved."""
     others = {"seed": 1, "tpu": False, "use_plasma_view": False, "required_seq_len_multiple": 1}
     others |= {"data_buffer_size": 10, "plasma_path": "", "train_subset": "train"}
     options = {}
     for option in dataclasses.fields(TASK_DATACLASS_REGISTRY[name]):
-        of_others = str(option.default).startswith("$")
-        options[option.name] = others.get(option.name) if of_others else option.default
-    return {**options, "_name": name, "data": "where it was trained", **given}
+        from_others = str(option.default).startswith("$")
+        options[option.name] = others.get(option.name) if from_others else option.default
+    return {**options, "_name": name, "data": "where it was trained", **changes}
 
 
 def write_state(path, model, options, task, **others):
@@ -70,12 +70,12 @@ def write_checkpoint(path, name, seed=1, **options):
     """Write a checkpoint with random weights as fairseq-train does; return the model."""
     model = BUILDERS[name](seed=seed, **options)
     shape = {field.name: field.default for field in dataclasses.fields(CONFIGS[name])}
-    own = {
+    sizes = {
         "all_attention_lm": {"persistent_vectors": 5, "attention_span": 6},
         "transformer_xl": {"decoder_ffn_embed_dim": 24},
     }
     trained = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
-    trained |= {**own[name], **tiny.SEGMENTS, **options}
+    trained |= {**sizes[name], **tiny.SEGMENTS, **options}
     cfg = {**shape, **trained, "_name": name}
     if name == "transformer_xl":
         cfg["positions"] = str(options.get("positions", "transformer-xl"))

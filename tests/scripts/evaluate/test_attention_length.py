@@ -1,3 +1,5 @@
+"""Losses by attention length."""
+
 import json
 
 import numpy as np
@@ -15,7 +17,7 @@ def words(folder, *others):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ("--mem-len 4 --clamp-len 0", "--clamp-len is '0': "),
         ("--mem-len 0,4", "--mem-len is '0,4': "),
@@ -25,35 +27,35 @@ def words(folder, *others):
         ("--mem-len 2 --split dev", "--split dev: no data at"),
     ],
 )
-def test_what_cannot_be_is_refused(folder, models, refused, given, message):
+def test_what_cannot_be_is_refused(folder, models, refused, options, message):
     checkpoint = ("--checkpoint", f"L={folder}/xl.pt")
-    refused(measure_attention_length.main, words(folder, *checkpoint, *given.split()), message)
+    refused(measure_attention_length.main, words(folder, *checkpoint, *options.split()), message)
 
 
-def test_a_difference_has_the_interval_of_the_means_of_parts():
+def test_a_difference_has_an_interval_from_the_means_over_its_pieces():
     generator = np.random.default_rng(0)
     length = PARTS * PART_TOKENS + 7
     reference = generator.random(length, dtype=np.float32)
     # the first 7 parts have one token more
-    of_parts = generator.normal(size=PARTS)
-    differences = np.repeat(of_parts, [PART_TOKENS + 1] * 7 + [PART_TOKENS] * (PARTS - 7))
+    piece_means = generator.normal(size=PARTS)
+    differences = np.repeat(piece_means, [PART_TOKENS + 1] * 7 + [PART_TOKENS] * (PARTS - 7))
     mean, half = paired_difference((reference + differences).astype(np.float32), reference)
     assert mean == pytest.approx(differences.mean(), abs=1e-6)
-    assert half == pytest.approx(2.0395 * of_parts.std(ddof=1) / np.sqrt(32), abs=1e-6)
+    assert half == pytest.approx(2.0395 * piece_means.std(ddof=1) / np.sqrt(32), abs=1e-6)
     short = reference[: PARTS * PART_TOKENS - 1]
     assert paired_difference(short + 1, short) == (pytest.approx(1, abs=1e-6), None)
 
 
 def sweep(folder, output, *options):
-    given = words(folder, "--output", output, *options)
-    assert measure_attention_length.main(given) == 0
+    line = words(folder, "--output", output, *options)
+    assert measure_attention_length.main(line) == 0
     assert (output / "attention_length.png").stat().st_size > 5000
     return json.loads((output / "attention_length.json").read_text())["rows"]
 
 
 def test_the_script_sweeps_recurrences(folder, text, models, tmp_path, capsys):
-    given = ("--checkpoint", f"XL={folder}/xl.pt", f"AA={folder}/aa.pt", "--mem-len", "2,6")
-    rows = sweep(folder, tmp_path, *given, "--batch-size", "3", "--max-tokens", "50")
+    options = ("--checkpoint", f"XL={folder}/xl.pt", f"AA={folder}/aa.pt", "--mem-len", "2,6")
+    rows = sweep(folder, tmp_path, *options, "--batch-size", "3", "--max-tokens", "50")
     printed = capsys.readouterr().out
     assert "only the first 50 of 60 tokens" in printed
     lengths = [(row["model"], row["mem_len"], row["clamp_len"]) for row in rows]
@@ -71,8 +73,8 @@ def test_the_script_sweeps_recurrences(folder, text, models, tmp_path, capsys):
 
 
 def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_path, capsys):
-    given = ("--checkpoint", f"XL={folder}/xl.pt", "--mem-len", "6,800", "--clamp-len", "7,3")
-    rows = sweep(folder, tmp_path, *given, "--sliding-window", "2")
+    options = ("--checkpoint", f"XL={folder}/xl.pt", "--mem-len", "6,800", "--clamp-len", "7,3")
+    rows = sweep(folder, tmp_path, *options, "--sliding-window", "2")
     lengths = [(row["clamp_len"], row["mem_len"]) for row in rows]
     assert lengths == [(3, 6), (3, 800), (7, 6), (7, 800)]
     differences = [row["nats"] - rows[0]["nats"] for row in rows[1:]]
@@ -86,8 +88,8 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
 
 
 def test_the_script_sweeps_contexts_without_recurrence(folder, text, models, tmp_path):
-    given = ("--checkpoint", f"{folder}/abs.pt", "--extended-context", "0,100")
-    rows = sweep(folder, tmp_path, *given)
+    options = ("--checkpoint", f"{folder}/abs.pt", "--extended-context", "0,100")
+    rows = sweep(folder, tmp_path, *options)
     assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]
     inputs = np.concatenate([[EOS], text[:-1]])
     whole = token_losses(models, inputs, text)
@@ -104,7 +106,7 @@ def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys
         return measure(*arguments)
 
     monkeypatch.setattr(measure_attention_length, "measure", interrupted_in_the_second)
-    given = words(folder, "--output", tmp_path, "--checkpoint", f"{folder}/xl.pt")
-    assert measure_attention_length.main([*given, "--mem-len", "2,3"]) == 130
+    line = words(folder, "--output", tmp_path, "--checkpoint", f"{folder}/xl.pt")
+    assert measure_attention_length.main([*line, "--mem-len", "2,3"]) == 130
     assert "attention_length.json keeps the results so far" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "attention_length.json").read_text())["rows"]) == 1

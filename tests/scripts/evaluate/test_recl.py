@@ -1,3 +1,5 @@
+"""RECL equals its definition, and losses have the context that they should."""
+
 import json
 import math
 from argparse import Namespace
@@ -11,7 +13,7 @@ from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
 from scripts.evaluate._effective_context import ContextLosses, effective_context, relative_gain
-from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint
+from tests.scripts.evaluate.saved_models import token_losses
 
 
 def gain_in_loops(short, long, ratio):
@@ -19,22 +21,22 @@ def gain_in_loops(short, long, ratio):
     baseline = [min(float(losses[position]) for losses in short) for position in range(len(long))]
     hardest = sorted(range(len(long)), key=lambda position: (-baseline[position], position))
     hardest = hardest[: math.ceil(ratio * len(long))]
-    of_short = of_long = 0.0
+    short_loss = long_loss = 0.0
     for position in hardest:
-        of_short += baseline[position] / len(hardest)
-        of_long += min(baseline[position], float(long[position])) / len(hardest)
-    return (math.exp(of_short) - math.exp(of_long)) / math.exp(of_short)
+        short_loss += baseline[position] / len(hardest)
+        long_loss += min(baseline[position], float(long[position])) / len(hardest)
+    return (math.exp(short_loss) - math.exp(long_loss)) / math.exp(short_loss)
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 1])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_gain_is_that_of_the_loops(ratio, seed):
+def test_gain_equals_loops_over_positions(ratio, seed):
     *short, long = np.random.default_rng(seed).exponential(3, (4, 41)).astype(np.float32)
     expected = gain_in_loops(short, long, ratio)
     assert relative_gain(short, long, ratio) == pytest.approx(expected, rel=1e-6)
 
 
-def test_gain_of_large_losses_and_of_equally_hard_positions():
+def test_gain_for_large_losses_and_equally_hard_positions():
     gain = relative_gain([np.array([2000.0])], np.array([1999.0]), 1)
     assert gain == pytest.approx(1 - 1 / math.e)
     # of equally hard positions, the first count
@@ -48,14 +50,14 @@ def losses_that_fall_until(*ends):
 
 
 def test_recl_is_where_the_gain_ends():
-    found = [
+    both = [
         effective_context(losses_that_fall_until(60, 30), 2, model, 10, 90, 0.5, 0.01)
         for model in range(2)
     ]
-    assert [(each["tokens"], each["bound"]) for each in found] == [(60, "exact"), (30, "exact")]
-    steps = [(gain["short"], gain["long"]) for gain in found[1]["gains"]]
+    assert [(recl["tokens"], recl["bound"]) for recl in both] == [(60, "exact"), (30, "exact")]
+    steps = [(gain["short"], gain["long"]) for gain in both[1]["gains"]]
     assert steps == [(10, 20), (20, 30), (30, 40)]
-    assert found[1]["gains"][0]["gain"] == pytest.approx(1 - math.exp(-0.05))
+    assert both[1]["gains"][0]["gain"] == pytest.approx(1 - math.exp(-0.05))
     # a longer context is tried if the gain is as large as the threshold
     losses = losses_that_fall_until(60)
     gain = relative_gain([losses(0, 10)], losses(0, 20), 1)
@@ -63,7 +65,7 @@ def test_recl_is_where_the_gain_ends():
     assert effective_context(losses, 1, 0, 10, 30, 1, gain + 1e-9)["tokens"] == 10
 
 
-def test_the_group_is_the_baseline_of_each():
+def test_the_group_is_the_baseline_for_each():
     def losses(model, context):
         # the second model improves as well, but is never as good as the first
         return np.full(4, (1.0 if model == 0 else 3.0) - 0.001 * context)
@@ -86,17 +88,15 @@ def test_the_group_is_the_baseline_of_each():
 )
 def test_a_model_that_reads_no_farther_has_that_as_its_recl(end, step, longest, tokens, bound):
     losses = losses_that_fall_until(end)
-    found = effective_context(losses, 1, 0, step, longest, 1, 0.01, limit=end)
-    assert (found["tokens"], found["bound"]) == (tokens, bound)
+    recl = effective_context(losses, 1, 0, step, longest, 1, 0.01, limit=end)
+    assert (recl["tokens"], recl["bound"]) == (tokens, bound)
 
 
-def losses_of(folder, *names, stride=1, batch_size=4, output=None):
+def measure_losses(folder, *names, stride=1, batch_size=4):
     checkpoints = [NamedFile(name, folder / name) for name in names]
-    windows = {"stride": stride, "batch_size": batch_size, "output": output or folder}
-    given = Namespace(data=folder / "bin", split="test", cpu=True, **windows)
-    losses = ContextLosses(checkpoints, 60, given)
-    losses.folder.mkdir(parents=True, exist_ok=True)
-    return losses
+    windows = {"stride": stride, "batch_size": batch_size}
+    options = Namespace(data=folder / "bin", split="test", cpu=True, **windows)
+    return ContextLosses(checkpoints, 60, options)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def losses_of(folder, *names, stride=1, batch_size=4, output=None):
     ],
 )
 def test_a_token_has_its_context_in_sight(folder, text, models, name, context, stride, first, step):
-    losses = losses_of(folder, f"{name}.pt", stride=stride, batch_size=3)(0, context)
+    losses = measure_losses(folder, f"{name}.pt", stride=stride, batch_size=3)(0, context)
     model = load(folder / f"{name}.pt", folder / "bin", mem_len=0, same_length=False).model
     for begin in range(first, len(text) - stride + 1, step):
         end = begin + stride
@@ -118,31 +118,20 @@ def test_a_token_has_its_context_in_sight(folder, text, models, name, context, s
 
 
 def test_absolute_positions_limit_the_context(folder, models):
-    losses = losses_of(folder, "abs.pt", stride=3)
+    losses = measure_losses(folder, "abs.pt", stride=3)
     assert losses.limits == [10]
     np.testing.assert_array_equal(losses(0, 100), losses(0, 10))
     with pytest.raises(ValueError, match=r"--stride is 13: abs.pt was trained on .* 12 tokens"):
-        losses_of(folder, "abs.pt", stride=13)
-    assert losses_of(folder, "xl.pt", stride=13).limits == [None]
+        measure_losses(folder, "abs.pt", stride=13)
+    assert measure_losses(folder, "xl.pt", stride=13).limits == [None]
 
 
-def test_losses_are_measured_once_and_kept(folder, models, tmp_path, monkeypatch):
-    first = losses_of(folder, "xl.pt", output=tmp_path)(0, 3)
-    score = Mock(return_value=np.zeros(60))
+def test_losses_are_measured_once(folder, models, monkeypatch):
+    losses, score = measure_losses(folder, "xl.pt"), Mock(return_value=np.zeros(60))
     monkeypatch.setattr(LanguageModel, "score_split", score)
-    again = losses_of(folder, "xl.pt", output=tmp_path)
-    np.testing.assert_array_equal(again(0, 3), first)
-    assert again(0, 3) is again(0, 3)
-    assert first.dtype == again(0, 3).dtype == np.float32
-    assert not score.called
-    again(0, 4)
-    losses_of(folder, "xl.pt", output=tmp_path, stride=2)(0, 3)
-    losses_of(folder, "aa.pt", output=tmp_path)(0, 3)
-    # a checkpoint is overwritten by another one at the same path
-    for seed in (1, 2):
-        write_checkpoint(tmp_path / "last.pt", "transformer_xl", seed=seed)
-        losses_of(folder, tmp_path / "last.pt", output=tmp_path)(0, 3)
-    assert score.call_count == 5
+    for context in (3, 3, 4, 3):
+        losses(0, context)
+    assert score.call_count == 2
 
 
 def words(folder, *options):
@@ -158,34 +147,16 @@ def test_the_script_measures_a_group(folder, models, tmp_path):
     assert measure_recl.main(options) == 0
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["positions"] == 52
-    kept = losses_of(folder, "xl.pt", "abs.pt", stride=2, batch_size=8)
+    losses = measure_losses(folder, "xl.pt", "abs.pt", stride=2, batch_size=8)
 
     def after_the_longest(model, context):
-        return kept(model, context)[8:]
+        return losses(model, context)[8:]
 
     for number, name in enumerate(["XL", "P"]):
         for ratio in (0.1, 0.5, 1.0):
             expected = effective_context(after_the_longest, 2, number, 2, 8, ratio, 0.0001)
             assert result["models"][name]["recl"][str(ratio)] == expected
     assert (tmp_path / "recl.png").stat().st_size > 5000
-
-
-def test_an_interrupted_measurement_goes_on(folder, models, tmp_path, capsys, monkeypatch):
-    options = words(folder, "--output", str(tmp_path), "--checkpoint", f"XL={folder}/xl.pt")
-    score, contexts = LanguageModel.score_split, []
-
-    def interrupted_in_the_second(*args, **given):
-        contexts.append(given["extended_context"] + 1)
-        if len(contexts) == 2:
-            raise KeyboardInterrupt
-        return score(*args, **given)
-
-    monkeypatch.setattr(LanguageModel, "score_split", interrupted_in_the_second)
-    assert measure_recl.main(options) == 130
-    assert "/losses keeps what was measured; the same command goes on" in capsys.readouterr().err
-    assert measure_recl.main(options) == 0
-    assert contexts[:3] == [2, 4, 4]
-    assert len(contexts) == len(set(contexts)) + 1
 
 
 @pytest.mark.parametrize(
@@ -195,7 +166,6 @@ def test_an_interrupted_measurement_goes_on(folder, models, tmp_path, capsys, mo
         (["--threshold", "0"], "--threshold is 0.0: "),
         (["--step", "5"], "--max-context is 8: "),
         (["--max-tokens", "8"], "--max-context is 8 and the text has 8 tokens"),
-        (["--split", "dev"], "--split dev: no data at"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(folder, models, refused, options, message):

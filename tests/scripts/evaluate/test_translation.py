@@ -34,8 +34,8 @@ def root(tmp_path):
             builder.add_item(torch.tensor([4, 2]))
         builder.finalize(f"{path}.idx")
     write(tmp_path / "data" / "references" / "test.de", REFERENCES)
-    for name, held in (("plain", "alpha"), ("branched", "kappa"), ("softmax", "kappa_logits")):
-        torch.save({"model": {f"decoder.weights.{held}": torch.ones(1)}}, tmp_path / f"{name}.pt")
+    for name, weight in (("plain", "alpha"), ("branched", "kappa"), ("softmax", "kappa_logits")):
+        torch.save({"model": {f"decoder.weights.{weight}": torch.ones(1)}}, tmp_path / f"{name}.pt")
     return tmp_path
 
 
@@ -72,9 +72,9 @@ def run(root, monkeypatch):
             yield SimpleNamespace(poll=lambda: 0)
 
         monkeypatch.setattr(evaluate_translation, "child_process", generate)
-        given = [root / "data" / "bin", "--path", root / path, "--source-lang", "en"]
-        given += ["--target-lang", "de", "--output", root / "out", *words]
-        return evaluate_translation.main(list(map(str, given))), ran
+        line = [root / "data" / "bin", "--path", root / path, "--source-lang", "en"]
+        line += ["--target-lang", "de", "--output", root / "out", *words]
+        return evaluate_translation.main(list(map(str, line))), ran
 
     return run_script
 
@@ -88,7 +88,7 @@ def value(command, option):
     return command[len(command) - command[::-1].index(option)]
 
 
-def test_translations_are_text_in_the_order_of_the_part(root, run, capsys):
+def test_translations_are_written_as_text_in_order(root, run, capsys):
     status, (command,) = run("--examples", 2)
     assert status == 0
     written = contents(root)
@@ -98,15 +98,15 @@ def test_translations_are_text_in_the_order_of_the_part(root, run, capsys):
     assert "source:      a quick & dirty fox\ntranslation: ein schneller & hell-grauer" in printed
     assert "source:      two\ntranslation: zwei\nreference:   drei\n" in printed
     assert "the third" not in printed
-    found = json.loads(written["scores.json"])
+    scores = json.loads(written["scores.json"])
     expected = translation_scores.score(list(TEXTS), list(REFERENCES), "de", True)
-    assert {key: found[key] for key in expected} == expected
-    assert (found["sentences"], found["exact"]) == (3, pytest.approx(100 / 3))
-    assert found["detokenized"]["signature"] in printed
-    for number in (found["detokenized"]["score"], found["tokenized"]["score"], found["gleu"]):
+    assert {key: scores[key] for key in expected} == expected
+    assert (scores["sentences"], scores["exact"]) == (3, pytest.approx(100 / 3))
+    assert scores["detokenized"]["signature"] in printed
+    for number in (scores["detokenized"]["score"], scores["tokenized"]["score"], scores["gleu"]):
         assert f" {number:.2f} |" in printed
     # the recorded command can be run again: it lacks the temporary folder
-    assert found["command"].split() == command[: command.index("--results-path")]
+    assert scores["command"].split() == command[: command.index("--results-path")]
 
 
 def test_what_a_line_may_hold(root, run, caplog):
@@ -119,7 +119,19 @@ def test_what_a_line_may_hold(root, run, caplog):
     assert "12.5 % of 8 tokens are <unk>" in caplog.text
 
 
-def test_fairseq_gets_what_is_given_but_translates_all(root, run):
+def test_a_tokenized_reference_is_compared_as_text(root, run, capsys):
+    write(root / "tokens.txt", ["Ja , sagte sie .", "zwei .", "Die dritte ist da !"])
+    lines = [
+        f"{kind}-{number}\t{score}{text}"
+        for number, text in enumerate(["Ja , sagte sie .", "drei .", "Die dritte ist da !"])
+        for kind, score in (("S", ""), ("H", "-0.5\t"))
+    ]
+    assert run("--reference", root / "tokens.txt", lines=lines)[0] == 0
+    assert "tokens.txt is tokenized" in capsys.readouterr().out
+    assert json.loads(contents(root)["scores.json"])["exact"] == pytest.approx(200 / 3)
+
+
+def test_fairseq_gets_the_options_but_translates_all(root, run):
     write(root / "mine.txt", TEXTS)
     ensemble = f"{root}/plain.pt:{root}/branched.pt"
     status, (command,) = run(
@@ -141,9 +153,9 @@ def test_fairseq_gets_what_is_given_but_translates_all(root, run):
     }.items():
         assert value(command, option) == expected
     assert "--cpu" in command
-    found = json.loads(contents(root)["scores.json"])
-    assert found["tokenized"]["compounds_split"] is False
-    assert (found["exact"], found["reference"]) == (100, str(root / "mine.txt"))
+    scores = json.loads(contents(root)["scores.json"])
+    assert scores["tokenized"]["compounds_split"] is False
+    assert (scores["exact"], scores["reference"]) == (100, str(root / "mine.txt"))
     for path in ("branched.pt", "softmax.pt"):
         status, (command,) = run("--branch-weights", "uniform", path=path)
         assert status == 0
@@ -155,7 +167,6 @@ def test_fairseq_gets_what_is_given_but_translates_all(root, run):
     ("words", "message"),
     [
         ("--path {root}/plain.pt:{root}/none.pt", "--path {root}/none.pt is not a file"),
-        ("--path {root}/french.pt", "--path {root}/french.pt translates from en to fr, not from"),
         ("--branch-weights random", "--branch-weights is random, and --path {root}/plain.pt"),
         ("--branch-weights random -- --model-overrides={{}}", "--branch-weights is random and "),
         ("--split valid", "--reference: there is no {root}/data/references/valid.de"),
@@ -168,8 +179,6 @@ def test_fairseq_gets_what_is_given_but_translates_all(root, run):
 )
 def test_what_cannot_be_is_refused_before_any_work(root, run, capsys, words, message):
     write(root / "two.txt", REFERENCES[:2])
-    task = {"_name": "translation", "source_lang": "en", "target_lang": "fr"}
-    torch.save({"cfg": {"task": task}, "model": {}}, root / "french.pt")
     status, ran = run(*words.format(root=root).split())
     assert (status, ran) == (1, [])
     assert re.match(f"error: {message.format(root=root)}", capsys.readouterr().err)
@@ -180,7 +189,7 @@ def test_what_stops_leaves_what_was_there(root, run, capsys):
     interrupt = partial(signal.raise_signal, signal.SIGINT)
     assert run(stop=interrupt)[0] == 130
     assert "interrupted; nothing is written, run the same command again" in capsys.readouterr().err
-    assert not any((root / "out").iterdir())
+    assert not (root / "out").exists()
     run()
     before = contents(root)
     assert run(stop=interrupt)[0] == 130
@@ -194,7 +203,7 @@ def test_what_stops_leaves_what_was_there(root, run, capsys):
     assert contents(root) == before
 
 
-def test_gleu_is_the_lesser_of_precision_and_recall():
+def test_gleu_is_the_lesser_precision_or_recall():
     # of 10 n-grams of 1 to 4 tokens, the other side has 6: a, b, c, a b, b c, a b c
     assert translation_scores.gleu(["a b c d"], ["a b c"]) == pytest.approx(60)
     assert translation_scores.gleu(["a b c"], ["a b c d"]) == pytest.approx(60)
@@ -212,7 +221,7 @@ def test_gleu_is_the_lesser_of_precision_and_recall():
     assert translation_scores.gleu([""], ["a"]) == translation_scores.gleu([""], [""]) == 0
 
 
-def test_scores_of_what_is_right_and_of_nothing():
+def test_scores_for_right_and_for_empty_translations():
     lines = ["Der Hund, der 3 Eis-Becher frisst,  ist groß.", "„Ja“, sagte sie - leise."]
     # exact matches ignore only whitespace; tokens also ignore the kind of quotation marks
     for translations, detokenized, tokenized, exact in (
@@ -220,32 +229,32 @@ def test_scores_of_what_is_right_and_of_nothing():
         ([lines[0], lines[1].replace("„Ja“", '"Ja"')], None, 100, 50),
         (["", ""], 0, 0, 0),
     ):
-        found = translation_scores.score(translations, lines, "de", True)
-        assert detokenized is None or found["detokenized"]["score"] == pytest.approx(detokenized)
-        assert found["tokenized"]["score"] == pytest.approx(tokenized)
-        assert (found["gleu"], found["exact"]) == (tokenized, exact)
+        scores = translation_scores.score(translations, lines, "de", True)
+        assert detokenized is None or scores["detokenized"]["score"] == pytest.approx(detokenized)
+        assert scores["tokenized"]["score"] == pytest.approx(tokenized)
+        assert (scores["gleu"], scores["exact"]) == (tokenized, exact)
 
 
-def test_bleu_is_that_of_sacrebleu_and_of_moses_tokens():
+def test_bleu_equals_sacrebleu_for_texts_and_for_moses_tokens():
     translations = ["Die Welt-Karte des Hauses ist alt.", "Er geht nicht mit dem Hund dort hin."]
     references = ["Die Welt-Karte eines Hauses ist alt.", "Er geht nicht mit dem Hund dahin."]
-    found = translation_scores.score(translations, references, "de", True)
-    assert found["detokenized"]["score"] == BLEU().corpus_score(translations, [references]).score
-    assert re.search(r"tok:13a\|smooth:exp\|version:", found["detokenized"]["signature"])
+    scores = translation_scores.score(translations, references, "de", True)
+    assert scores["detokenized"]["score"] == BLEU().corpus_score(translations, [references]).score
+    assert re.search(r"tok:13a\|smooth:exp\|version:", scores["detokenized"]["signature"])
     tokens = [
         "Die Welt ##AT##-##AT## Karte {} Hauses ist alt .".format,
         "Er geht nicht mit dem Hund {} .".format,
     ]
-    assert re.search(r"tok:none\|smooth:none", found["tokenized"]["signature"])
+    assert re.search(r"tok:none\|smooth:none", scores["tokenized"]["signature"])
     # as multi-bleu.perl computes it
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     split = [tokens[0]("des"), tokens[1]("dort hin")], [tokens[0]("eines"), tokens[1]("dahin")]
     whole = ([line.replace(" ##AT##-##AT## ", "-") for line in side] for side in split)
-    for compounds, (found_tokens, wanted) in ((True, split), (False, whole)):
-        found = translation_scores.score(translations, references, "de", compounds)
-        score = metric.corpus_score(found_tokens, [wanted]).score
-        assert found["tokenized"]["score"] == pytest.approx(score)
-        assert found["tokenized"]["compounds_split"] is compounds
+    for compounds, (tokens_to_score, wanted) in ((True, split), (False, whole)):
+        scores = translation_scores.score(translations, references, "de", compounds)
+        score = metric.corpus_score(tokens_to_score, [wanted]).score
+        assert scores["tokenized"]["score"] == pytest.approx(score)
+        assert scores["tokenized"]["compounds_split"] is compounds
 
 
 def test_compounds_are_split_as_perl_does_it():

@@ -44,16 +44,16 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
     units = read_json(out / "bin" / "units.json")
     assert units["unit"] == "characters"
     symbols = {name: character for character, name in units["symbols"].items()}
-    found = {
+    texts = {
         split: [
             "".join(symbols.get(character, character) for character in line.split(" ")[:-1])
             for line in lines(out / "bin", split)
         ]
         for split in SPLITS
     }
-    assert found == {"train": [odd, "", *LINES, odd], "valid": ["c"], "test": ["a b"]}
+    assert texts == {"train": [odd, "", *LINES, odd], "valid": ["c"], "test": ["a b"]}
     sizes = read_json(out / "preparation.json")["splits"]["train"]
-    assert sizes["characters"] == sizes["tokens"] == sum(len(line) + 1 for line in found["train"])
+    assert sizes["characters"] == sizes["tokens"] == sum(len(line) + 1 for line in texts["train"])
 
 
 @pytest.mark.parametrize(
@@ -66,23 +66,23 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, unit, tokeniz
     status, _, error = prepare("--input", source, "--held-out", 3, "--unit", unit, *options)
     assert (status, error) == (0, "")
     out = tmp_path / "out"
-    found = read_json(out / "bin" / "units.json")
-    assert (found["unit"], found["tokenizer"]) == (unit, tokenizer)
-    assert found["moses_no_dash_splits"] == (tokenizer is not None)
+    units = read_json(out / "bin" / "units.json")
+    assert (units["unit"], units["tokenizer"]) == (unit, tokenizer)
+    assert units["moses_no_dash_splits"] == (tokenizer is not None)
     sizes = read_json(out / "preparation.json")["splits"]
     last = "tokens"
     if unit == "subwords":
         last = "bpe"
-        assert (out / "bin" / found["model"]).resolve() == out / "bpe" / "codes"
+        assert (out / "bin" / units["model"]).resolve() == out / "bpe" / "codes"
     detokenizer = MosesDetokenizer(lang="en")
     parts = zip(SPLITS, (LINES[:34], LINES[34:37], LINES[37:]), strict=True)
     for split, expected in parts:
         items, words = lines(out / "bin", split), written(out, split)
-        given = written(out, split, last)
-        assert [line.replace("@@ ", "") for line in given] == words
+        binarized = written(out, split, last)
+        assert [line.replace("@@ ", "") for line in binarized] == words
         back = detokenizer.detokenize if tokenizer else " ".join
         assert [back(line.split()) for line in words] == expected
-        assert split != "train" or items == [f"{line} </s>" for line in given]
+        assert split != "train" or items == [f"{line} </s>" for line in binarized]
         size = sizes[split]
         assert size["words"] == sum(len(line.split()) for line in words)
         assert size["tokens"] == sum(len(line.split()) for line in items)
@@ -102,19 +102,19 @@ def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
     assert prepare(*words)[0] == 0
     names = sorted(range(20), key=lambda number: (number % 3, number))
     drawn = random.Random(1).sample(range(20), 8)
-    indices_of_part = {"valid": drawn[:4], "test": drawn[4:]}
-    indices_of_part["train"] = [index for index in range(20) if index not in drawn]
-    for split, indices in indices_of_part.items():
-        documents = [names[index] for index in sorted(indices)]
-        text_of = "\n\n".join(f"first {number}\n\nlast {number}" for number in documents)
-        assert written(tmp_path / "out", split) == text_of.split("\n")
+    indices = {"valid": drawn[:4], "test": drawn[4:]}
+    indices["train"] = [index for index in range(20) if index not in drawn]
+    for split, chosen in indices.items():
+        documents = [names[index] for index in sorted(chosen)]
+        expected = "\n\n".join(f"first {number}\n\nlast {number}" for number in documents)
+        assert written(tmp_path / "out", split) == expected.split("\n")
     before = contents(tmp_path / "out")
     assert prepare(*words, "--output", tmp_path / "same")[0] == 0
     assert contents(tmp_path / "same") == before
     assert refused(prepare(*words, "--seed", 2), "--seed (1, now 2)", "tokens")
 
 
-def test_parts_that_are_given_and_rare_words(prepare, tmp_path):
+def test_three_parts_and_rare_words(prepare, tmp_path):
     folder = tmp_path / "parts"
     files = {"train.txt": "a b\n\nb a\n", "valid.txt.gz": "a c <unk>\n", "test.txt": "b"}
     write_files(folder, files)
@@ -125,8 +125,8 @@ def test_parts_that_are_given_and_rare_words(prepare, tmp_path):
     assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected
     (folder / "train.txt").write_text("a b\n\nb a a d\n")
     assert prepare(*words, "--threshold", 3, "--output", tmp_path / "frequent")[0] == 0
-    found = lines(tmp_path / "frequent" / "bin", "train")
-    assert found == ["a <unk> </s>", "</s>", "<unk> a a <unk> </s>"]
+    train = lines(tmp_path / "frequent" / "bin", "train")
+    assert train == ["a <unk> </s>", "</s>", "<unk> a a <unk> </s>"]
 
 
 def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
@@ -160,25 +160,25 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--unit words --input {}/no", "argument --input: {}/no cannot be read"),
-        ("--unit words --input {}/half", "--input {}/half has train.txt and lacks valid"),
-        ("--unit words --input {}/text.txt --held-out 20", "none of 40 lines to train on"),
-        ("--unit words --input {}/blank.txt", "part has no text"),
-        ("--unit words --input {}/latin.txt", "latin.txt, line 3: byte 3 of the line is not UTF"),
-        ("--unit words --input {}/utf16.txt", "utf16.txt, line 1: there is a zero byte"),
-        ("--unit words --input {}/documents --output {}/documents/x", "lies within"),
-        ("--unit words --input {}/parts --held-out 2", "--held-out is 2, and --input"),
-        ("--unit subwords --input {}/joiner.txt", "train.txt, line 2: a word ends with @@"),
-        ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz, after line"),
-        ("--unit words --input {}/twice", "twice/3.txt and 3.txt.gz are two copies"),
-        ("--unit words --input {}/both", "both/train.txt and train.txt.gz are two copies"),
-        ("--unit words --input {}/text.txt --moses xx", "--moses is xx, for which sacremoses"),
-        ("--unit characters --input {}/text.txt --moses en", "--moses en makes words"),
-        ("--unit subwords --input {}/text.txt --bpe-size 0", "--bpe-size is 0: it must be at"),
-        ("--unit words --input {}/text.txt --bpe-codes {}/text.txt", "give --unit subwords"),
-        ("--unit subwords --input {}/text.txt --bpe-codes {}/text.txt", "txt is not a file of"),
-        ("--unit subwords --input {}/short.txt", "no codes to learn: give more text"),
-        ("--unit words --input {}/text.txt --srcdict {}/latin.txt", "txt is not a dictionary"),
+        ("--unit words --input {}/no", "argument --input: {}/no"),
+        ("--unit words --input {}/half", "--input {}/half"),
+        ("--unit words --input {}/text.txt --held-out 20", "--held-out 20"),
+        ("--unit words --input {}/blank.txt", "{}/blank.txt"),
+        ("--unit words --input {}/latin.txt", "latin.txt, line 3"),
+        ("--unit words --input {}/utf16.txt", "utf16.txt, line 1"),
+        ("--unit words --input {}/documents --output {}/documents/x", "--output {}/documents/x"),
+        ("--unit words --input {}/parts --held-out 2", "--held-out is 2"),
+        ("--unit subwords --input {}/joiner.txt", "train.txt, line 2"),
+        ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz"),
+        ("--unit words --input {}/twice", "twice/3.txt and 3.txt.gz"),
+        ("--unit words --input {}/both", "both/train.txt and train.txt.gz"),
+        ("--unit words --input {}/text.txt --moses xx", "--moses is xx"),
+        ("--unit characters --input {}/text.txt --moses en", "--moses en"),
+        ("--unit subwords --input {}/text.txt --bpe-size 0", "--bpe-size is 0"),
+        ("--unit words --input {}/text.txt --bpe-codes {}/text.txt", "--unit subwords"),
+        ("--unit subwords --input {}/text.txt --bpe-codes {}/text.txt", "text.txt"),
+        ("--unit subwords --input {}/short.txt", "train.txt"),
+        ("--unit words --input {}/text.txt --srcdict {}/latin.txt", "--srcdict {}/latin.txt"),
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named):

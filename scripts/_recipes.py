@@ -1,0 +1,185 @@
+"""Recipes as data, and the commands that they stand for."""
+
+from fnmatch import fnmatch
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import yaml
+
+from scripts._shared.commands import ROOT
+
+Options = dict[str, Any]
+PAPERS = ("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer")
+ACTIONS = ("prepare", "train", "finish", "evaluate")
+# In a recipe, and after an option of the user: a flag without value; an option that is left out.
+YES, NO = "yes", "no"
+# Options of the download, the first command of a preparation.
+DOWNLOAD_OPTIONS = ("from", "mirror")
+# With --fp16, fairseq flattens all gradients into one tensor, which these optimizers cannot use.
+UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
+
+
+@cache
+def read_recipes(paper: str) -> dict[str, Any]:
+    """Return a paper's recipes, groups and explanations; all values are texts."""
+    # BaseLoader: 1e-7 and 0.00025 stay as they are written
+    path = ROOT / "examples" / paper / "recipes.yaml"
+    return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)
+
+
+def merge(one: Options, other: Options) -> Options:
+    """Return two trees of options in one; the second wins."""
+    merged = dict(one)
+    for name, value in other.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = merge(merged[name], value) if both else value
+    return merged
+
+
+def load(paper: str, name: str) -> Options:
+    """Return a recipe with the options of those that it extends."""
+    entry = read_recipes(paper)["recipes"][name]
+    parents = entry.get("extends", [])
+    recipe: Options = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        recipe = merge(recipe, load(paper, parent))
+    recipe.pop("what", None)
+    recipe.pop("published", None)
+    return merge(recipe, entry)
+
+
+def find_recipes(words: list[str]) -> list[tuple[str, str]]:
+    """Return the paper and the recipe of each name PAPER/NAME; a group stands for its recipes."""
+    chosen: list[tuple[str, str]] = []
+    for word in words:
+        paper, _, name = word.partition("/")
+        content = read_recipes(paper) if paper in PAPERS else {"recipes": {}, "groups": {}}
+        public = [recipe for recipe in content["recipes"] if not recipe.startswith("_")]
+        # a group has names, or patterns such as "english_size_*"
+        patterns = content["groups"].get(name, [name])
+        members = [recipe for p in patterns for recipe in public if fnmatch(recipe, p)]
+        if not members:
+            raise ValueError(f"there is no recipe {word}: `python -m scripts.recipe` lists them")
+        chosen += [(paper, member) for member in members if (paper, member) not in chosen]
+    return chosen
+
+
+def parse(words: list[str]) -> Options:
+    """Return options by name, from words such as ``--lr 0.1 --bf16``."""
+    options: Options = {}
+    for number, word in enumerate(words):
+        if word == "--":  # what follows is for fairseq-generate
+            options[""] = words[number + 1 :]
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            options[name] = [value] if equals else []
+        else:
+            options[name].append(word)
+    return {name: value or YES for name, value in options.items()}
+
+
+def to_words(options: Options, data: str, checkpoints: str = "") -> list[str]:
+    """Return options as words of a command; folders replace DATA and CHECKPOINTS in values."""
+    words = []
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        if values == [NO]:
+            continue
+        words.append(f"--{name}")
+        for text in [] if values == [YES] else values:
+            if text.startswith("DATA/"):
+                text = data + text.removeprefix("DATA")
+            elif text.startswith("CHECKPOINTS/"):
+                text = checkpoints + text.removeprefix("CHECKPOINTS")
+            words.append(text)
+    return words
+
+
+def prepare_commands(recipe: Options, data: str, more: Options) -> list[list[str]]:
+    """Return the command that writes DATA/bin, after one that gets its texts, DATA/source."""
+    steps = {name: step for name, step in recipe["prepare"].items() if step != NO}
+    download = {name: more[name] for name in DOWNLOAD_OPTIONS if name in more}
+    *before, last = steps
+    steps[last] = merge(steps[last], {k: v for k, v in more.items() if k not in download})
+    if before and not any("DATA/source" in str(value) for value in steps[last].values()):
+        before = []  # the user gives another text
+    first, *_ = names = [*before, last]
+    steps[first] = merge(steps[first], download)
+    commands = []
+    for name in names:
+        options = {**steps[name], "output": data if name == last else f"{data}/source"}
+        commands.append(["python", "-m", f"scripts.prepare.{name}", *to_words(options, data)])
+    return commands
+
+
+def train_commands(
+    recipe: Options, action: str, data: str, checkpoints: str, more: Options
+) -> list[list[str]]:
+    """Return the commands of ``train`` or ``finish``."""
+    options = merge(recipe["options"], recipe["train"])
+    if action == "finish":
+        options = merge(options, recipe["finish"])
+    options = merge(options, more)
+    if options["optimizer"] in UNFLATTENED and options.get("fp16", NO) != NO:
+        options.setdefault("fp16-no-flatten-grads", YES)
+    options.setdefault("log-format", "json")
+    options = {"user-dir": "fairseq_plugins", **options, "save-dir": checkpoints}
+    options.setdefault("log-file", f"{checkpoints}/train.log")
+    commands = [["fairseq-train", f"{data}/bin", *to_words(options, data, checkpoints)]]
+    if action == "finish" and "average" in recipe:
+        target = f"{checkpoints}/checkpoint_average.pt"
+        words = [checkpoints, "--last", recipe["average"], "--output", target]
+        commands.append(["python", "-m", "scripts.convert.average", *words])
+    return commands
+
+
+def evaluate_commands(
+    recipe: Options, data: str, checkpoints: str, more: Options
+) -> list[list[str]]:
+    """Return the commands of ``evaluate``: for translations, one for each of the outputs."""
+    if recipe["options"]["task"] == "translation":
+        options = {"path": "CHECKPOINTS/checkpoint_last.pt", **recipe["options"], "task": NO}
+        options = merge(options, recipe["evaluate"])
+        commands = []
+        for folder, output in recipe["outputs"].items():
+            if output != NO:
+                words = merge({**options, **output, "output": f"CHECKPOINTS/{folder}"}, more)
+                command = ["python", "-m", "scripts.evaluate.translation", f"{data}/bin"]
+                commands.append([*command, *to_words(words, data, checkpoints)])
+        return commands
+    options = {"user-dir": "fairseq_plugins", **recipe["options"]}
+    options |= {"path": "CHECKPOINTS/checkpoint_best.pt", "gen-subset": "test"}
+    options = merge({**options, "distributed-world-size": "1"}, merge(recipe["evaluate"], more))
+    return [["fairseq-eval-lm", f"{data}/bin", *to_words(options, data, checkpoints)]]
+
+
+def commands(
+    paper: str,
+    name: str,
+    action: str,
+    data: str = "DATA",
+    checkpoints: str = "CHECKPOINTS",
+    more: Options | None = None,
+) -> list[list[str]]:
+    """Return the words of each command of an action."""
+    recipe, more = load(paper, name), more or {}
+    if not isinstance(recipe.get(action), dict):
+        raise ValueError(f"{paper}/{name} has no action {action}: `show` prints what there is")
+    if action == "prepare":
+        return prepare_commands(recipe, data, more)
+    if action == "evaluate":
+        return evaluate_commands(recipe, data, checkpoints, more)
+    return train_commands(recipe, action, data, checkpoints, more)
+
+
+def explain(paper: str, words: list[str]) -> list[str]:
+    """Return a sentence for each value of a command that looks like a mistake."""
+    reasons = read_recipes(paper)["explain"]
+    pairs = [(option, value) for option, value in pairwise(words) if option.startswith("--")]
+    return [
+        f"{option} {value}: {reasons[f'{option[2:]} {value}']}"
+        for option, value in pairs
+        if f"{option[2:]} {value}" in reasons
+    ]

@@ -1,0 +1,75 @@
+"""Number names."""
+
+import re
+from itertools import combinations, islice
+
+import pytest
+from num2words import num2words
+
+from scripts.prepare import number_names
+from scripts.prepare._lines import read_lines
+from tests.scripts.prepare.prepared import SPLITS, contents, refused
+
+FEW = "--train 300 --valid 20 --test 40".split()
+
+
+def run(folder, *options):
+    return number_names.main(["--output", str(folder), *FEW, *options])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers") / "out"
+    assert run(folder) == 0
+    return folder
+
+
+def pairs(folder, part):
+    files = [folder / "text" / f"{part}.{language}" for language in ("en", "de")]
+    return list(zip(*(read_lines(file) for file in files), strict=True))
+
+
+def named_numbers(pair):
+    """Return the names of numbers in both sides of a pair, by its sentence pattern."""
+    for patterns in number_names.SENTENCES:
+        matches = [
+            re.fullmatch(pattern.format(small="(?P<small>.+)", large="(?P<large>.+)"), line)
+            for pattern, line in zip(patterns, pair, strict=True)
+        ]
+        if all(matches):
+            return [match.groupdict() for match in matches]
+    raise AssertionError(pair)
+
+
+def test_sides_name_the_same_numbers_and_no_part_those_of_another(made):
+    drawn = {part: set(islice(number_names.numbers(part, 1), 3000)) for part in SPLITS}
+    named = {num2words(number): number for numbers in drawn.values() for number in numbers}
+    seen = {}
+    for part, count in (("train", 300), ("valid", 20), ("test", 40)):
+        sentences = pairs(made, part)
+        assert len(set(sentences)) == len(sentences) == count
+        seen[part] = set()
+        for pair in sentences:
+            english, german = named_numbers(pair)
+            values = {slot: named[text] for slot, text in english.items()}
+            assert values["small"] < values["large"]
+            assert german == {slot: num2words(number, lang="de") for slot, number in values.items()}
+            seen[part] |= set(values.values())
+        assert seen[part] <= drawn[part]
+    for one, other in combinations(SPLITS, 2):
+        assert not seen[one] & seen[other]
+    assert {len(str(number)) for number in seen["train"]} == set(range(1, 7))
+
+
+def test_the_same_seed_makes_the_same_bytes(made, tmp_path):
+    assert run(tmp_path / "same") == 0
+    assert contents(tmp_path / "same") == contents(made)
+    assert run(tmp_path / "other", "--seed", "2") == 0
+    other = contents(tmp_path / "other")
+    assert all(other[name] != content for name, content in contents(made).items())
+
+
+def test_an_empty_part_is_refused(call, tmp_path):
+    result = call(number_names.main, "--output", tmp_path / "data", "--test", 0)
+    assert refused(result, "--test is 0")
+    assert not (tmp_path / "data").exists()
