@@ -15,7 +15,17 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from torch import Tensor, nn
 
-from benchmarks.measure import AUTOCAST, FP32, PUBLISHED, TRAINING, Case, Model, Setting, Work
+from benchmarks.measure import (
+    AUTOCAST,
+    BF16,
+    FP32,
+    PUBLISHED,
+    TRAINING,
+    Case,
+    Model,
+    Setting,
+    Work,
+)
 from benchmarks.published import PublishedAllAttention, PublishedTransformerXL, translate
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.segment_language_model.past import HiddenStates, Past
@@ -27,6 +37,8 @@ from fairseq_plugins.transformer_xl.model import (
 
 # number of symbols in enwik8
 SYMBOLS = 205
+# our model with --compile-layers
+COMPILED = "transformer_xl, compiled layers"
 # segments whose losses are compared
 COMPARED = 2
 
@@ -150,6 +162,8 @@ def language_model_case(
         return Work(turn, outputs)
 
     models = {name: Model(partial(build, make)) for name, make in makers.items()}
+    if COMPILED in models:
+        models[COMPILED] = models[COMPILED]._replace(same=True, dtypes=(FP32, BF16))
     if PUBLISHED in models:
         models[PUBLISHED] = models[PUBLISHED]._replace(same=True, dtypes=(FP32, AUTOCAST))
     tokens = reading.segments * reading.streams * cfg.tokens_per_sample
@@ -181,10 +195,15 @@ def transformer_xl_case(
     )
     dictionary = make_dictionary()
     task = StreamTask(dictionary)
-    makers = {
-        "transformer_xl": lambda: Ours(TransformerXLLanguageModel.build_model(cfg, task)),
-        "transformer_lm": lambda: build_plain(cfg, dictionary),
-    }
+
+    def build(compiled: bool) -> Ours:
+        options = replace(cfg, compile_layers=compiled)
+        return Ours(TransformerXLLanguageModel.build_model(options, task))
+
+    makers: dict[str, Callable[[], nn.Module]] = {"transformer_xl": lambda: build(False)}
+    if reading.mode == TRAINING:
+        makers[COMPILED] = lambda: build(True)
+    makers["transformer_lm"] = lambda: build_plain(cfg, dictionary)
     if published:
         add_published(makers, lambda: PublishedTransformerXL(published, cfg, SYMBOLS + 2))
     return language_model_case("transformer_xl", reading, cfg, makers)
@@ -236,13 +255,14 @@ def all_attention_case(
 def add_published(
     makers: dict[str, Callable[[], nn.Module]], make: Callable[[], nn.Module]
 ) -> None:
-    """Add a published model, and let our model, the first, start with its weights."""
-    name, make_ours = next(iter(makers.items()))
+    """Add a published model, and let ours, the first and its compiled one, have its weights."""
 
-    def with_their_weights() -> nn.Module:
+    def with_their_weights(make_ours: Callable[[], nn.Module]) -> nn.Module:
         theirs, ours = make(), make_ours()
         weights = translate(theirs.model, theirs.options, make_dictionary())
         ours.model.load_state_dict({**ours.model.state_dict(), **weights})
         return ours
 
-    makers |= {name: with_their_weights, PUBLISHED: make}
+    for name in {next(iter(makers)), COMPILED} & makers.keys():
+        makers[name] = partial(with_their_weights, makers[name])
+    makers[PUBLISHED] = make

@@ -2,6 +2,7 @@
 
 from fnmatch import fnmatch
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -21,7 +22,7 @@ UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
 
 @cache
 def read_recipes(paper: str) -> dict[str, Any]:
-    """Return a paper's recipes and groups; all values are texts."""
+    """Return a paper's recipes, groups and explanations; all values are texts."""
     # BaseLoader: 1e-7 and 0.00025 stay as they are written
     path = ROOT / "examples" / paper / "recipes.yaml"
     return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)
@@ -171,3 +172,14 @@ def commands(
     if action == "evaluate":
         return evaluate_commands(recipe, data, checkpoints, more)
     return train_commands(recipe, action, data, checkpoints, more)
+
+
+def explain(paper: str, words: list[str]) -> list[str]:
+    """Return a sentence for each value of a command that looks like a mistake."""
+    reasons = read_recipes(paper)["explain"]
+    pairs = [(option, value) for option, value in pairwise(words) if option.startswith("--")]
+    return [
+        f"{option} {value}: {reasons[f'{option[2:]} {value}']}"
+        for option, value in pairs
+        if f"{option[2:]} {value}" in reasons
+    ]

@@ -18,6 +18,7 @@ complete. `results` prints one table of them.
 """
 
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ from scripts._recipes import (
     YES,
     Options,
     commands,
+    explain,
     find_recipes,
     load,
     merge,
@@ -55,6 +57,8 @@ def show(paper: str, name: str, folders: list[str], more: Options) -> None:
             options = more if action in ("train", "finish") else {}
             print(f"\n# {action}")
             for words in commands(paper, name, action, *folders, more=options):
+                for line in explain(paper, words):
+                    print(f"# {line}")
                 if "--log-file" in words:
                     print(f"mkdir -p {shlex.quote(words[words.index('--save-dir') + 1])}")
                 print(format_command(words))
@@ -167,4 +171,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # end quietly when the list goes through head or less
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -69,6 +69,9 @@ install() { "${uv[@]}" --offline "$@" || "${uv[@]}" "$@"; }
 # torch comes with what its wheel names: on Linux CUDA's libraries, but for a build for the CPU.
 step "[3/4] torch" "1 minute, more with CUDA's libraries; seconds from uv's cache" \
     install --constraint "$pins" torch Cython ninja numpy setuptools wheel
+# Half of the time goes into three extensions that our models do not call. They alone have no -O of
+# their own. (Setuptools' parallel builds fail: with ninja, extensions share one build.ninja.)
+export CFLAGS="${CFLAGS--O0}"
 # fairseq has to fit that torch: compiled here, and kept in a cache of this Python and this build of
 # torch, whose version.py tells it from another of the same number.
 torch=$({ find .venv/lib -name 'torch-*.dist-info'

@@ -58,7 +58,7 @@ def stream_task(**more) -> StreamTask:
 def segment_loss(task=None, **options) -> SegmentLoss:
     """Build the loss of segment models with these options, averaged over tokens."""
     cfg = SegmentLossConfig(**{"sentence_avg": False, **options})
-    return SegmentLoss.build_criterion(cfg, task or tiny_task())
+    return SegmentLoss.build_criterion(cfg, task or stream_task())
 
 
 def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:

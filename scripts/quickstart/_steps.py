@@ -30,15 +30,17 @@ def progress(checkpoint: Path) -> tuple[int, float]:
     return updates, state["extra_state"]["previous_training_time"]
 
 
-def train(words: list[str], checkpoints: Path) -> tuple[int, float]:
+def train(words: list[str], checkpoints: Path, duration: str) -> tuple[int, float]:
     """Train up to --max-update, unless that is done; return the updates and seconds."""
     goal, last = int(words[words.index("--max-update") + 1]), checkpoints / "checkpoint_last.pt"
     # fairseq would train for one more update
     if last.exists() and progress(last)[0] >= goal:
         print(f"\ntraining: {goal} of {goal} updates done, nothing left to do")
     else:
-        title = "training: about 4 minutes on 2 cores"
-        run(title, [program("fairseq-train"), *words, "--save-dir", short(checkpoints)])
+        run(
+            f"training: {duration}",
+            [program("fairseq-train"), *words, "--save-dir", short(checkpoints)],
+        )
     return progress(last)
 
 

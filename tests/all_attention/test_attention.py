@@ -42,9 +42,7 @@ def test_attention_equals_the_equations(
 @pytest.mark.parametrize(("block", "group_cost"), [(2, 0), (128, 1000)])
 @pytest.mark.parametrize("values", [None, *VALUES])
 @EACH_VARIANT
-@pytest.mark.parametrize(
-    ("remembered", "length", "clamp_len"), [(0, 5, None), (4, 3, None), (16, 5, 4)]
-)
+@pytest.mark.parametrize(("remembered", "length", "clamp_len"), [(4, 3, None), (16, 5, 4)])
 def test_attention_with_spans_equals_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
 ):

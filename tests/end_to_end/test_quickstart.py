@@ -34,9 +34,8 @@ def test_all_steps_of_the_language_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(_binarize, "child_process", run_here)
     monkeypatch.setattr(python_source, "WORKERS", 1)
     python_source.prepare(tmp_path / "data", library, subwords=200)
-    few = ["--max-update", "2", "--save-interval-updates", "1"]
-    monkeypatch.setattr(language_model, "FP32", few)
-    monkeypatch.setattr(language_model, "BF16", ["--bf16", *few])
+    few = replaced(language_model.TRAINING, max_update="2", save_interval_updates="1")
+    monkeypatch.setattr(language_model, "TRAINING", few)
     run = steps.child_process
 
     def skip_the_corpus(words, log=None):
@@ -52,7 +51,8 @@ def test_all_steps_of_the_language_model(tmp_path, monkeypatch, capsys):
         # a model that has learned nothing
         assert 1 < figures[f"model, recurrence {name}"] < 8
         assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
-    assert re.search(rf"\n\n{language_model.PROMPT}.*\Z", printed, re.DOTALL)
+    assert re.search(rf"\n\n{language_model.PROMPT}.*\n\npage: ", printed, re.DOTALL)
+    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from fairseq_plugins.product_key_memory.search import (
 )
 from tests.reference.product_key_memory import best_pairs
 
-SUBKEYS, TOKENS, HALF = 6, 5, 3
+SUBKEYS, TOKENS, HALF, HEADS = 6, 5, 3, 3
 SLOTS = SUBKEYS**2
 
 
@@ -23,11 +23,10 @@ def integers(limit, *shape):
     return torch.randint(-limit, limit + 1, shape).float()
 
 
-def draw(kind, heads):
+def draw(kind):
     """Draw queries (N, H, 2·HALF) and sub-keys (H, 2, n, HALF) whose sub-scores are exact."""
-    torch.manual_seed(heads)
-    queries = integers(500, TOKENS, heads, 2 * HALF)
-    subkeys = integers(500, heads, 2, SUBKEYS, HALF)
+    queries = integers(500, TOKENS, HEADS, 2 * HALF)
+    subkeys = integers(500, HEADS, 2, SUBKEYS, HALF)
     if kind == "few values":
         queries, subkeys = queries.sign(), subkeys.sign()
     elif kind == "all alike":
@@ -93,11 +92,10 @@ KINDS = ["many values", "few values", "all alike", "one half alike"]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("k", [1, 4, SUBKEYS, SUBKEYS + 1, 17, SLOTS])
-@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("k", [1, 4, SUBKEYS + 1, SLOTS])
 @pytest.mark.parametrize("kind", [*KINDS, "equal sums only", "sums that round alike"])
-def test_product_keys_give_the_best_slots_in_order(kind, heads, k, kernel, loops_or_torch):
-    queries, subkeys = draw(kind, heads)
+def test_product_keys_give_the_best_slots_in_order(kind, k, kernel, loops_or_torch):
+    queries, subkeys = draw(kind)
     selected = product_keys(subkeys, kernel)(queries, k)
     assert_best_pairs(*selected, sub_scores(queries, subkeys), k)
 
@@ -122,7 +120,7 @@ def test_many_keys_give_the_best_slots(kind, k, kernel, with_or_without_faiss):
 
 @pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
 @pytest.mark.parametrize("limit", [0, 1, 500])
-@pytest.mark.parametrize("scores_at_a_time", [1, 2 * SLOTS, 1 << 24])
+@pytest.mark.parametrize("scores_at_a_time", [1, 1 << 24])
 def test_flat_keys_give_the_best_slots_in_any_chunks(
     monkeypatch, scores_at_a_time, limit, k, with_or_without_faiss
 ):
@@ -233,6 +231,13 @@ def test_scores_and_gradients_equal_those_through_all_pairs(monkeypatch, queries
     gradients = torch.autograd.grad(scores, [queries, subkeys], grad)
     expected = torch.autograd.grad(best.values[..., :8], [queries, subkeys], grad)
     torch.testing.assert_close(gradients, expected)
+
+
+def test_top_k_ranks_equal_scores_by_their_numbers():
+    """Minus zero equals zero, and is not below it."""
+    scores = torch.tensor([-2.0, -0.0, 0.0, 3.0, -0.0, torch.inf, 0.0, -torch.inf])
+    assert fast_search.top_k(scores, 8).tolist() == [5, 3, 1, 2, 4, 6, 0, 7]
+    assert fast_search.plain_top_k(scores, 8)[1].tolist() == [5, 3, 1, 2, 4, 6, 0, 7]
 
 
 def test_slots_have_no_gradient():

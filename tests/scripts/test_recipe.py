@@ -89,6 +89,17 @@ def test_each_name_or_pattern_in_a_group_stands_for_recipes(paper):
         assert all(recipe.find_recipes([f"{paper}/{pattern}"]) for pattern in patterns), group
 
 
+@pytest.mark.parametrize("paper", recipe.PAPERS)
+def test_each_explanation_is_of_a_value_that_a_recipe_has(paper):
+    explained = {
+        line.partition(":")[0]
+        for each, name in NAMES
+        if each == paper
+        for line in recipe.explain(paper, recipe.commands(paper, name, "train")[0])
+    }
+    assert explained == {f"--{key}" for key in recipe.read_recipes(paper)["explain"]}
+
+
 @pytest.mark.parametrize("name", [name for _, name in ABLATIONS])
 def test_an_ablation_sees_the_published_attention_length(name):
     published = int(

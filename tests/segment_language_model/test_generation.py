@@ -88,8 +88,8 @@ def test_prompts_in_a_batch_are_continued_as_each_is_alone(name, past_eos, optio
     assert_alike(batch(1, 0) + batch(3, 4, 2), [alone[i] for i in (1, 0, 3, 4, 2)])
 
 
-@pytest.mark.parametrize("prefix_size", [None, 1, 3, 5])
-@pytest.mark.parametrize("length", [23, 27, 29, 30])
+@pytest.mark.parametrize("prefix_size", [None, 3, 5])
+@pytest.mark.parametrize("length", [23, 29])
 @pytest.mark.parametrize("beam", [1, 2])
 def test_segments_in_a_batch_are_continued_as_each_is_alone(prefix_size, length, beam):
     """The last segment is shorter, and in some streams it has no token."""

@@ -18,7 +18,7 @@ from fairseq_plugins.segment_language_model.task import (
 from tests import tiny
 from tests.recipes import HYDRA
 
-MODELS = ("transformer_xl", "all_attention_lm", "transformer_xl_tiny", "adaptive_span_lm_tiny")
+MODELS = ("transformer_xl", "adaptive_span_lm_tiny")
 FORGOTTEN = r"^the task is (\w+), .*: give --task segment_language_modeling$"
 
 
