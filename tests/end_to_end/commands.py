@@ -56,7 +56,7 @@ def call(name, *words, text=""):
     output, status = io.StringIO(), 0
     handler = logging.StreamHandler(output)
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
-    level = logging.root.level
+    level, disabled = logging.root.level, logging.root.manager.disable
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(output),
@@ -69,6 +69,8 @@ def call(name, *words, text=""):
         patch.setattr(sys, "stdin", io.StringIO(text))
         patch.setattr(logging.root, "handlers", [handler])
         logging.root.setLevel(logging.INFO)
+        # a script that calls a command in this process logs warnings alone
+        logging.disable(logging.NOTSET)
         try:
             status = module.cli_main() if hasattr(module, "cli_main") else module.main()
         except SystemExit as end:
@@ -78,6 +80,7 @@ def call(name, *words, text=""):
             status = 1
         finally:
             logging.root.setLevel(level)
+            logging.disable(disabled)
     return int(status or 0), output.getvalue()
 
 

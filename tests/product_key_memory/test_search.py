@@ -233,6 +233,13 @@ def test_scores_and_gradients_equal_those_through_all_pairs(monkeypatch, queries
     torch.testing.assert_close(gradients, expected)
 
 
+def test_top_k_ranks_equal_scores_by_their_numbers():
+    """Minus zero equals zero, and is not below it."""
+    scores = torch.tensor([-2.0, -0.0, 0.0, 3.0, -0.0, torch.inf, 0.0, -torch.inf])
+    assert fast_search.top_k(scores, 8).tolist() == [5, 3, 1, 2, 4, 6, 0, 7]
+    assert fast_search.plain_top_k(scores, 8)[1].tolist() == [5, 3, 1, 2, 4, 6, 0, 7]
+
+
 def test_slots_have_no_gradient():
     _, _, scores, slots = search_random_keys()
     assert scores.requires_grad

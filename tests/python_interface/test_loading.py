@@ -1,12 +1,14 @@
 """Checkpoints and dictionaries are found, nothing in them runs, and misfits are reported."""
 
 import copy
+import pickle
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.dataclass.constants import ChoiceEnum, StrEnum
 
 from fairseq_plugins import load
 from tests.end_to_end.commands import ROOT
@@ -124,6 +126,12 @@ def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
         assert figures(other) == expected
         assert other.model is not model.model
     assert figures(model) == expected
+
+
+def test_types_of_options_are_pickled_by_their_choices_or_by_name():
+    choices = pickle.loads(pickle.dumps(ChoiceEnum(["a", "b"])))
+    assert [choice.value for choice in choices] == ["a", "b"]
+    assert pickle.loads(pickle.dumps(StrEnum)) is StrEnum
 
 
 def test_torch_hub_loads_a_model(folder):

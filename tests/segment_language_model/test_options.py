@@ -47,7 +47,10 @@ FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
         ({**TIED_HEAD, "output_bias": False}, "--tie-adaptive-head-proj needs --output-bias"),
         ({**TIED_HEAD, "no_adaptive_head_proj": True}, "with --tie-adaptive-head-proj: leave one"),
         ({**TIED_HEAD, **FULL_WIDTH}, "--tie-adaptive-head-proj with --adaptive-softmax-factor 1"),
-        ({**ADAPTIVE, "share_decoder_input_output_embed": True}, "ties plain embeddings"),
+        (
+            {"share_decoder_input_output_embed": True, "adaptive_softmax_cutoff": "8,14"},
+            "ties plain embeddings",
+        ),
         ({**ADAPTIVE, "adaptive_softmax_cutoff": "9"}, "--adaptive-softmax-cutoff, not 8,14 and 9"),
         ({"adaptive_softmax_cutoff": "9,8"}, "-cutoff is '9,8': it must be rising numbers"),
         ({"adaptive_softmax_cutoff": "8,20"}, "'8,20': its last number must be below the 20"),

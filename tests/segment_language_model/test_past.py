@@ -49,6 +49,14 @@ def test_key_values_are_those_of_the_last_tokens(most, length):
         assert past.buffers.keys.size(2) <= most + most // 4 + 2 * length
 
 
+def test_key_values_are_rarely_copied():
+    past, buffers = KeyValues.wrap(*draw_heads(240)), set()
+    for _ in range(240):
+        past = past.last(240).extended(*draw_heads(1))
+        buffers.add(past.buffers)
+    assert len(buffers) <= 5
+
+
 def test_key_values_go_on_twice_without_changing_each_other():
     text, one, other, rest = (draw_heads(length, seed=length) for length in (9, 1, 2, 3))
     past = KeyValues.wrap(*text).extended(*one)

@@ -70,6 +70,7 @@ def test_adaptive_embeddings_and_projections_are_tied_as_asked(options):
     assert len(first) == ("no_adaptive_head_proj" not in options)
     for projection in first:
         assert projection.weight.shape == (16, 16)
+        assert getattr(projection, "bias", None) is None
         assert (projection.weight is bands[0][1].weight) == ("tie_adaptive_head_proj" in options)
     for tail, band in zip(softmax.tail, bands[1:], strict=True):
         assert (tail[0].weight is band[1].weight) == options.get("tie_adaptive_proj", True)
