@@ -1,11 +1,13 @@
 """What importing the plugin changes in modules that were imported before it: four things."""
 
+import importlib
 import json
 import subprocess
 import sys
 
 import pytest
 
+import fairseq_plugins
 from tests.end_to_end.commands import ROOT, environment
 
 # Collect the attributes of all modules and of their classes, and the entries of their registries.
@@ -69,3 +71,12 @@ def test_register_changes_four_things_once():
     assert hooks_stay
     assert "<class 'omegaconf.dictconfig.DictConfig'>" in safe
     assert len(safe) >= 15
+
+
+def test_register_names_a_package_that_fairseq_lacks(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'omegaconf'", name="omegaconf")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'omegaconf'$"):
+        fairseq_plugins.register()
