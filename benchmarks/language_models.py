@@ -3,6 +3,7 @@
 Shapes: B streams, T tokens of a segment, M tokens of the past, d model width.
 """
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -93,6 +94,21 @@ class Ours(Reader):
         return self.model.decoder.output_layer(features)
 
 
+class XTransformers(Reader):
+    """The decoder of x-transformers with its recurrence."""
+
+    def __init__(self, model: nn.Module, depth: int) -> None:
+        super().__init__(model)
+        self.depth = depth
+
+    def remember(self, past: Tensor) -> None:  # noqa: D102
+        self.past = [past] * self.depth
+
+    def scores(self, tokens: Tensor) -> Tensor:  # noqa: D102
+        scores, self.past = self.model(tokens, mems=self.past, return_mems=True)
+        return scores
+
+
 def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
     """Build fairseq's transformer_lm of the size of a Transformer-XL."""
     names = TransformerLanguageModelConfig.__dataclass_fields__
@@ -106,6 +122,27 @@ def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
     )
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return Reader(TransformerLanguageModel.build_model(options, task))
+
+
+def build_x_transformers(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
+    """Build x-transformers' decoder of the same size, with T5's relative position biases."""
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(
+        dim=cfg.decoder_embed_dim,
+        depth=cfg.decoder_layers,
+        heads=cfg.decoder_attention_heads,
+        attn_dim_head=cfg.decoder_embed_dim // cfg.decoder_attention_heads,
+        ff_mult=cfg.decoder_ffn_embed_dim / cfg.decoder_embed_dim,
+        rel_pos_bias=True,
+    )
+    model = TransformerWrapper(
+        num_tokens=len(dictionary),
+        max_seq_len=cfg.tokens_per_sample,
+        max_mem_len=cfg.mem_len,
+        attn_layers=layers,
+    )
+    return XTransformers(model, cfg.decoder_layers)
 
 
 class Reading(NamedTuple):
@@ -204,6 +241,8 @@ def transformer_xl_case(
     if reading.mode == TRAINING:
         makers[COMPILED] = lambda: build(True)
     makers["transformer_lm"] = lambda: build_plain(cfg, dictionary)
+    if importlib.util.find_spec("x_transformers"):
+        makers["x-transformers"] = lambda: build_x_transformers(cfg, dictionary)
     if published:
         add_published(makers, lambda: PublishedTransformerXL(published, cfg, SYMBOLS + 2))
     return language_model_case("transformer_xl", reading, cfg, makers)

@@ -82,7 +82,7 @@ def quickstart(output: Path) -> None:
     }
 
     words = [f"{data}/bin", *COMMON, *TRAINING]
-    updates, seconds = train(words, checkpoints, "about 2 minutes on 2 cores")
+    updates, seconds = train(words, checkpoints, "about 4 minutes of CPU time")
     checkpoint = short(checkpoints / "checkpoint_last.pt")
     model = [f"{data}/bin", *COMMON, "--path", checkpoint]
 
@@ -104,8 +104,9 @@ def quickstart(output: Path) -> None:
         log = run(title, words, output / f"evaluation_{tokens}.log")
         bits = float(re.search(r"Loss \(base 2\): ([\d.]+)", log)[1]) * tokens_per_character["test"]
         print(f"{bits:.4f} bits a character", flush=True)
-        rows += [(f"model, recurrence {name}", bits, f"{read / 1e6:.1f} million, {seconds:.0f} s")]
-    print("\nresult: the test part, whole files that were not in training; lower is better\n")
+        rows += [(f"model, recurrence {name}", bits, f"{read / 1e6:.1f} million")]
+    print(f"\nresult after {updates:,} updates in {seconds:.0f} s, for the test part: whole files")
+    print("that were not in training; lower is better\n")
     heads = ["", "bits a character", "characters of training"]
     print(markdown_table(heads, [(name, f"{bits:.4f}", text) for name, bits, text in rows]))
     figures = {name: bits for name, bits, _ in rows}

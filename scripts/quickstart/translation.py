@@ -34,7 +34,7 @@ TRAINING = shlex.split("""
     --lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 200 --max-update 1400
     --freeze-branch-weights-after 1200 --max-tokens 3000 --required-batch-size-multiple 1
     --save-interval-updates 200 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
-    --log-format json --log-interval 100
+    --log-format json --log-interval 50
 """)
 
 
@@ -53,7 +53,7 @@ def quickstart(output: Path) -> None:
     )
     checkpoints.mkdir(exist_ok=True)
     words = [f"{data}/bin", *LANGUAGES, *TRAINING, "--log-file", short(checkpoints / "train.log")]
-    updates, seconds = train(words, checkpoints, "about 3 minutes on 2 cores")
+    updates, seconds = train(words, checkpoints, "about 6 minutes of CPU time")
     words = [*python_command("evaluate.translation"), f"{data}/bin", *LANGUAGES, "--examples", "10"]
     words += ["--path", short(checkpoints / "checkpoint_last.pt")]
     words += ["--output", short(output / "evaluation")]

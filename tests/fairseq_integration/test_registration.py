@@ -24,16 +24,16 @@ modules = {
 }
 
 def attributes():
-    found = {}
+    objects = {}
     for name, module in modules.items():
         for key, value in list(vars(module).items()):
-            found[f"{name}.{key}"] = value
+            objects[f"{name}.{key}"] = value
             if isinstance(value, type) and value.__module__ == name:
-                found.update({f"{name}.{key}.{k}": v for k, v in list(vars(value).items())})
+                objects.update({f"{name}.{key}.{k}": v for k, v in list(vars(value).items())})
             elif isinstance(value, dict) and key.isupper():
-                found.update({f"{name}.{key}[{k}]": v for k, v in list(value.items())})
+                objects.update({f"{name}.{key}[{k}]": v for k, v in list(value.items())})
     hooks = [list(sys.meta_path), list(sys.path_hooks), sys.excepthook, sys.displayhook]
-    return found, hooks, set(torch.serialization.get_safe_globals())
+    return objects, hooks, set(torch.serialization.get_safe_globals())
 
 before, hooks, safe = attributes()
 logged = logging.root.level, list(logging.root.handlers)
