@@ -7,9 +7,8 @@ The models are compared with fairseq's own models of the same size, with plain i
 the published code in the checkouts of --original, and with x-transformers and its recurrence, if it
 is installed. Models that must compute the same as ours get the same weights, and their outputs are
 compared first. Then the models take turns, A B C A B C. A training step is forward, loss and
-backward; for memories and translation it includes the update.
-Only translation has dropout. Recurrent memories are full from the start. The table of cases is in
-benchmarks/cases.py.
+backward; for memories and translation it includes the update. Only translation has dropout. Pasts
+are full from the start. The table of cases is in benchmarks/cases.py.
 
 Tokens per second are of the median turn. "% of rate" is the share of a model's time that its matrix
 products would take at the measured rate of a large product. "ours" is how many times as fast our

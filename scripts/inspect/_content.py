@@ -76,7 +76,7 @@ def describe_model(
         "its layers read to predict it.",
         "facts": [
             ("parameters", f"{sum(x.numel() for x in loaded.model.parameters()):,}"),
-            *_facts_of_training(state),
+            *_training_facts(state),
             ("text", f"{len(tokens):,} tokens of {origin}"),
             ("loss of this text", losses["with"]),
             *([("without recurrence", losses["without"])] if "without" in losses else []),
@@ -95,7 +95,7 @@ def _figure(loss: float, unit: str) -> str:
     return f"{loss:.3f} {unit}" if unit == BITS else f"{unit} {loss:,.2f}"
 
 
-def _facts_of_training(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _training_facts(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the updates and the data of a training, as far as a checkpoint knows them."""
     facts = []
     history = state.get("optimizer_history") or [{}]
@@ -132,14 +132,14 @@ def _choose_pair(
         pair = loaded.task.dataset(split)[0]
         return pair["source"], pair["target"], f"the first pair of the {split} part"
     loaded.source.allow_unknown = loaded.target.allow_unknown = True
-    given = target is not None
-    target = target if given else loaded.translate(source)
+    origin = "the model's own translation" if target is None else "--target"
+    target = loaded.translate(source) if target is None else target
     sides = ((loaded.source, source, "--source"), (loaded.target, target, "--target"))
     tokens = [
         torch.cat([coder.encode(text, name), torch.tensor([coder.dictionary.eos()])])
         for coder, text, name in sides
     ]
-    return tokens[0], tokens[1], "--target" if given else "the model's own translation"
+    return tokens[0], tokens[1], origin
 
 
 def _pack_text(

@@ -96,7 +96,7 @@ class TextReads:
 
     def __call__(self, name: str, module: nn.Module, reads: Reads) -> None:
         """Add what a layer read in one call, of one text."""
-        part, number, place = _LAYER.search(name).groups()
+        part, number, path = _LAYER.search(name).groups()
         label = f"{int(number) + 1}"
         if reads.slots is not None:
             self._add_slots(part, label, module, reads)
@@ -107,7 +107,7 @@ class TextReads:
                 torch.arange(vectors.size(2)), vectors
             )
             self.shares.setdefault(label, []).append(vectors.sum(2))
-        if reads.keys is None or self.translates != ("encoder_attn" in place):
+        if reads.keys is None or self.translates != ("encoder_attn" in path):
             return
         keys = reads.keys[:, 0, -(self.queries or 0) :].transpose(0, 1)  # (T, H, S)
         if self.translates:
@@ -269,16 +269,16 @@ def predictions(model: nn.Module, features: Tensor, tokens: Tensor) -> dict[str,
     for piece, target in pieces:
         output = model.decoder.output_layer(piece[None]), None
         log_probs = model.get_normalized_probs(output, log_probs=True)[0].float()  # (n, V)
-        own = log_probs.gather(1, target)
+        target_log_probs = log_probs.gather(1, target)
         likeliest = log_probs.topk(min(LIKELIEST, log_probs.size(1)))
-        rank = (log_probs > own).sum(1) + 1
-        results = own, rank, likeliest.indices, likeliest.values.exp()
+        rank = (log_probs > target_log_probs).sum(1) + 1
+        results = target_log_probs, rank, likeliest.indices, likeliest.values.exp()
         for column, result in zip(columns, results, strict=True):
             column.append(result)
-    own, rank, symbols, probabilities = map(torch.cat, columns)
+    target_log_probs, rank, symbols, probabilities = map(torch.cat, columns)
     return {
-        "nats": -float(own.double().mean()),
-        "log_probs": own[:, 0].numpy(),
+        "nats": -float(target_log_probs.double().mean()),
+        "log_probs": target_log_probs[:, 0].numpy(),
         "rank": rank.numpy().astype(np.uint32),
         "likeliest": symbols.numpy().astype(np.uint32),
         "likely": probabilities.numpy(),
@@ -304,9 +304,9 @@ def branch_weights(model: nn.Module) -> list[dict[str, Any]]:
     rows = []
     for name, module in model.named_modules():
         if isinstance(module, BranchWeights):
-            part, number, place = _LAYER.search(name).groups()
+            part, number, path = _LAYER.search(name).groups()
             symbol = {"kappa": "κ", "alpha": "α"}[module.name.removesuffix("_logits")]
-            attention = " self-attention" if part == "decoder" and "self_attn" in place else ""
+            attention = " self-attention" if part == "decoder" and "self_attn" in path else ""
             title = f"{symbol}, {part} {int(number) + 1}{attention}"
             rows.append({"title": title, "weights": module.learned().tolist()})
     return rows

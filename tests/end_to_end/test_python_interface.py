@@ -98,6 +98,16 @@ def test_score_in_blocks_equals_fairseq_eval_lm(saved):
     assert len(score) == TOKENS
 
 
+def test_score_equals_fairseq_interactive(data, checkpoint, model):
+    lines = ["the cat\n", "a dog ran far away and then home again\n"]
+    words = ("--path", checkpoint, "--score-reference", "--buffer-size", 2, "--batch-size", 2)
+    printed = run("fairseq-interactive", data, *TASK, *words, text="".join(lines))
+    scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
+    for score, line in zip(model.score(lines), scores, strict=True):
+        expected = [float(number) for number in line.split()]
+        np.testing.assert_allclose(score.log_probs / np.log(2), expected, atol=5.1e-5)
+
+
 @pytest.mark.parametrize("past_lines", [False, True])
 def test_generate_equals_fairseq_interactive(data, checkpoint, model, past_lines):
     words = ("--path", checkpoint, "--beam", 3, "--max-len-b", 22)

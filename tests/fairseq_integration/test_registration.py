@@ -1,11 +1,13 @@
 """What importing the plugin changes in modules that were imported before it: four things."""
 
+import importlib
 import json
 import subprocess
 import sys
 
 import pytest
 
+import fairseq_plugins
 from tests.end_to_end.commands import ROOT, environment
 
 # Collect the attributes of all modules and of their classes, and the entries of their registries.
@@ -22,16 +24,16 @@ modules = {
 }
 
 def attributes():
-    found = {}
+    objects = {}
     for name, module in modules.items():
         for key, value in list(vars(module).items()):
-            found[f"{name}.{key}"] = value
+            objects[f"{name}.{key}"] = value
             if isinstance(value, type) and value.__module__ == name:
-                found.update({f"{name}.{key}.{k}": v for k, v in list(vars(value).items())})
+                objects.update({f"{name}.{key}.{k}": v for k, v in list(vars(value).items())})
             elif isinstance(value, dict) and key.isupper():
-                found.update({f"{name}.{key}[{k}]": v for k, v in list(value.items())})
+                objects.update({f"{name}.{key}[{k}]": v for k, v in list(value.items())})
     hooks = [list(sys.meta_path), list(sys.path_hooks), sys.excepthook, sys.displayhook]
-    return found, hooks, set(torch.serialization.get_safe_globals())
+    return objects, hooks, set(torch.serialization.get_safe_globals())
 
 before, hooks, safe = attributes()
 logged = logging.root.level, list(logging.root.handlers)
@@ -69,3 +71,12 @@ def test_register_changes_four_things_once():
     assert hooks_stay
     assert "<class 'omegaconf.dictconfig.DictConfig'>" in safe
     assert len(safe) >= 15
+
+
+def test_register_names_a_package_that_fairseq_lacks(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'omegaconf'", name="omegaconf")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'omegaconf'$"):
+        fairseq_plugins.register()

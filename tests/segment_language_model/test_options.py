@@ -67,6 +67,14 @@ def test_a_model_refuses_impossible_options(options, message):
         tiny_transformer_xl(**options)
 
 
+def test_a_model_refuses_weights_far_beyond_the_machines_memory():
+    layers, width, inner, symbols = 10**9, 16, 24, 20
+    size = 4 * layers * width * (4 * width + 2 * inner) + 4 * symbols * width
+    message = f"--decoder-layers is {layers},.* {size / 2**30:,.0f} GiB"
+    with pytest.raises(ValueError, match=message):
+        tiny_transformer_xl(decoder_layers=layers)
+
+
 KEYS = torch.zeros(1, 1, 4, 3)
 
 

@@ -61,9 +61,9 @@ def read_segments(network, *lengths):
     """Read segments one after another, each with the past of those before; return all reads."""
     past, reads, start = None, [], 0
     for length in lengths:
-        (_, past), of_segment = read(network, text()[:, start : start + length], past)
-        assert_reads_give_outputs(of_segment)
-        reads += of_segment
+        (_, past), segment_reads = read(network, text()[:, start : start + length], past)
+        assert_reads_give_outputs(segment_reads)
+        reads += segment_reads
         start += length
     return reads
 
