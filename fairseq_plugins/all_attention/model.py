@@ -185,7 +185,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         for layer, span in enumerate(self.learned_spans(), start=1):
             tokens = span.tokens()
             logger.info(
-                "layer %d: attention spans %.0f tokens in the mean, %.0f at most, ramp included",
+                "layer %d: attention spans %.0f tokens on average, %.0f at most, ramp included",
                 layer,
                 tokens.mean(),
                 tokens.max(),

@@ -162,6 +162,8 @@ class _MemorySublayer(nn.Module):
         final_layer_norm = self.final_layer_norm
         if not interleave:
             del self.fc1, self.fc2, self.final_layer_norm
+            # the norm between fc1 and fc2 (--scale-fc)
+            self.ffn_layernorm = None
         # modules are in the order of the computation
         self.memory = memory
         if interleave:

@@ -221,7 +221,8 @@ class AdamWithMemory(Adam):
             moments = self.moments[number] or LazyAdam(table.weight)
             self.moments[number] = moments
             moments.update(table.weight, grad, *rates, betas, eps, scale)
-            table.reuse(grad)
+            if cpu_kernels.use_numba(grad._values()):
+                table.reuse(grad)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's state, and the tables' states as ``tables``, {} before the first update."""

@@ -129,6 +129,7 @@ class LanguageModel(LoadedModel):
         extended_context: int | None = None,
         max_tokens: int | None = None,
     ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
+        check_at_least(1, batch_size=batch_size, max_tokens=max_tokens)
         segment, context = self._choose_lengths(tokens_per_sample, extended_context)
         tokens = self._tokens(split)[:max_tokens]
         dictionary = self.text.dictionary

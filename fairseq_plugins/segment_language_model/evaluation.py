@@ -27,13 +27,21 @@ BITS, PERPLEXITY = "bits per character", "perplexity"
 IMPOSSIBLE_BIAS = -1e4
 
 
-def check_and_tally(log_probs: Tensor, sample: dict[str, Any], dictionary: Dictionary) -> None:
-    """Check the targets' log-probabilities, of (B, T, V), and add them to the batch's tally."""
+def check_and_tally(
+    probs: Tensor, log_probs: bool, sample: dict[str, Any], dictionary: Dictionary
+) -> None:
+    """Check the targets' (log-)probabilities, of (B, T, V), and add them to the batch's tally.
+
+    fairseq asks the models of an ensemble for probabilities, and averages them later: no tally.
+    """
     target = sample["target"]
-    target_log_probs = log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    _check_targets(target_log_probs, target, dictionary)
-    if "tally" in sample:
-        sample["tally"].add(target_log_probs, target)
+    target_probs = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    if not log_probs:
+        # a probability of 0 is a symbol that is impossible
+        target_probs = target_probs.float().log().clamp(min=IMPOSSIBLE_BIAS)
+    _check_targets(target_probs, target, dictionary)
+    if log_probs and "tally" in sample:
+        sample["tally"].add(target_probs, target)
 
 
 def _check_targets(target_log_probs: Tensor, target: Tensor, dictionary: Dictionary) -> None:
@@ -61,25 +69,23 @@ class TalliedBatches:
         self._batches = batches
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
         self._unit = BITS if characters else "bits a token"
-        # tensors from the first batch on, so that the host never waits for a GPU
-        self._sum: Tensor | float = 0.0
-        self._others: Tensor | int = 0
-        self._line_ends: Tensor | int = 0
+        self._sum = 0.0
+        self._others = self._line_ends = 0
 
     def add(self, log_probs: Tensor, target: Tensor) -> None:
         """Add the tokens ``target`` (B, T) and their log-probabilities (B, T), in nats."""
         line_ends, scored = target.eq(self._eos), target.ne(self._pad)
         others = scored & ~line_ends
-        self._sum = self._sum + log_probs.double().masked_fill(~others, 0.0).sum()
-        self._others = self._others + others.sum()
-        self._line_ends = self._line_ends + line_ends.sum()
+        self._sum += float(log_probs.double().masked_fill(~others, 0.0).sum())
+        self._others += int(others.sum())
+        self._line_ends += int(line_ends.sum())
 
     def describe(self) -> str | None:
         """Describe the loss without line ends; None if there are no line ends, or nothing else."""
-        others, line_ends = int(self._others), int(self._line_ends)
+        others, line_ends = self._others, self._line_ends
         if others == 0 or line_ends == 0:
             return None
-        nats = -float(self._sum) / others
+        nats = -self._sum / others
         return (
             f"without line ends: {nats / math.log(2):.4f} {self._unit}, "
             f"perplexity {math.exp(nats):.2f} ({others:,} of {others + line_ends:,} tokens)"

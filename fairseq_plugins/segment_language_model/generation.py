@@ -17,7 +17,10 @@ from fairseq.data import (
     PadDataset,
 )
 from fairseq.search import Sampling
+from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor, nn
+
+from fairseq_plugins.segment_language_model.streams import StreamPasts
 
 # a log-probability, in nats, whose probability is not 0 in single precision
 _LEAST = -80.0
@@ -54,6 +57,40 @@ def prompt_targets(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tens
     target = torch.full_like(src_tokens, dictionary.pad())
     target[:, :-1] = src_tokens[:, 1:]
     return target.scatter(1, src_lengths.unsqueeze(1) - 1, dictionary.eos())
+
+
+@torch.no_grad()
+def score_prompts(
+    scorer: SequenceScorer,
+    models: Any,
+    net_input: dict[str, Tensor],
+    dictionary: Dictionary,
+    segment: int,
+    context: int,
+) -> list[list[dict[str, Any]]]:
+    """Return fairseq's scores of prompts (B, T), read as evaluation reads a text.
+
+    That is in segments, with the past of those before, or again with ``context`` tokens before.
+    """
+    source, target = net_input["src_tokens"], prompt_targets(dictionary, **net_input)
+    pasts, segments = StreamPasts(), []
+    for start in range(0, target.size(1), segment):
+        first, end = max(0, start - context), start + segment
+        batch = {
+            "target": target[:, first:end],
+            "start_indices": [start - first] * len(target),
+            "net_input": {"src_tokens": source[:, first:end], "pasts": pasts, "start": start},
+        }
+        segments.append(scorer.generate(models, batch))
+    scores = []
+    for parts in zip(*segments, strict=True):
+        tokens, log_probs = (
+            torch.cat([part[name] for (part,) in parts]) for name in ("tokens", "positional_scores")
+        )
+        ((first_part,), *_) = parts
+        joined = {"tokens": tokens, "positional_scores": log_probs, "score": log_probs.mean()}
+        scores.append([{**first_part, **joined}])
+    return scores
 
 
 def drop_empty_rows(sample: dict[str, Any]) -> list[int]:

@@ -33,7 +33,7 @@ class SegmentLossConfig(CrossEntropyCriterionConfig):
     )
     span_loss: float = option(
         0.0,
-        "cost, in nats, of each token of learned span (--adaptive-span), in the mean over a "
+        "cost, in nats, of each token of learned span (--adaptive-span), on average over a "
         "layer's heads (published: 1e-7 for all-attention on characters, 5e-7 elsewhere)",
     )
 

@@ -192,8 +192,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
     ) -> Tensor:
         """Return (log-)probabilities (B, T, V); evaluation checks and tallies the targets."""
         probs = super().get_normalized_probs(net_output, log_probs, sample)
-        if log_probs and sample is not None:
-            check_and_tally(probs, sample, self.decoder.dictionary)
+        if sample is not None:
+            check_and_tally(probs, log_probs, sample, self.decoder.dictionary)
         return probs
 
     def learned_spans(self) -> list[Any]:

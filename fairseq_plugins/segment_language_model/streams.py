@@ -175,23 +175,37 @@ class StreamPasts:
     """The pasts of a worker's streams in one pass over data.
 
     The pass owns it and hands it out with each batch; a decoder (of an ensemble, each its own)
-    takes the past before a segment and gives back the past after it. The latest segment may run
-    again, after an overflow: it starts from the same past as before.
+    takes the past before a segment and gives back the past after it. The latest segment, or in
+    training all segments of an update, may run again after an overflow: from the same pasts.
     """
 
     def __init__(self, restored: Past | None = None) -> None:
         self._restored = restored
-        # by decoder: its latest segment's start, and the pasts before and after that segment
-        self._latest: dict[nn.Module, tuple[int, Past | None, Past | None]] = {}
+        self._update: int | None = None
+        # by decoder: the pasts before segments that may run again, by start, and after the last one
+        self._before: dict[nn.Module, dict[int, Past | None]] = {}
+        self._after: dict[nn.Module, Past | None] = {}
         self._parts: list[StreamPasts] = []
         self._gathered: dict[str, Any] | None = None
 
+    def start_update(self, update: int) -> None:
+        """Begin an update of the training, or run its segments again."""
+        if update != self._update:
+            self._update = update
+            self._before.clear()
+        for part in self._parts:
+            part.start_update(update)
+
     def before(self, decoder: nn.Module, start: int) -> Past | None:
-        """Return the decoder's past before the segment at ``start``; None for an empty one."""
-        latest = self._latest.get(decoder)
-        past = self._restored if latest is None else latest[2]
-        if latest is not None and start == latest[0]:
-            past = latest[1]
+        """Return the decoder's past before the segment at ``start``; None for an empty one.
+
+        After a segment that was skipped, the recurrence goes on. A segment that comes again starts
+        with an empty one if its past is gone.
+        """
+        starts = self._before.setdefault(decoder, {})
+        past = self._after.get(decoder, self._restored)
+        if start in starts:
+            past = starts[start]
         elif past is not None and not past.layers:
             past = None  # the model keeps nothing
         elif start != (end := 0 if past is None else past.num_tokens):
@@ -203,15 +217,17 @@ class StreamPasts:
                 end,
                 "it starts with an empty recurrence" if past is None else "the recurrence goes on",
             )
-        self._latest[decoder] = start, past, past
+        if self._update is None:
+            starts.clear()
+        starts[start] = self._after[decoder] = past
         return past
 
     def after(self, decoder: nn.Module, start: int, past: Past) -> None:
         """Store the decoder's past after the segment at ``start``."""
-        _, before, _ = self._latest[decoder]
+        before = self._before[decoder][start]
         # read on from the end of this segment, even if a batch before it was skipped
         past = dataclasses.replace(past, num_tokens=start + past.num_tokens - _end(before))
-        self._latest[decoder] = start, before, past
+        self._after[decoder] = past
         self._gathered = None
 
     def split(self, sizes: list[int]) -> list[StreamPasts]:
@@ -225,6 +241,7 @@ class StreamPasts:
                 streams = torch.arange(first, first + size)
                 past = None if self._restored is None else self._restored.select(streams)
                 self._parts.append(StreamPasts(past))
+                self._parts[-1]._update = self._update
         self._gathered = None
         return self._parts
 
@@ -233,8 +250,7 @@ class StreamPasts:
         if self._parts:
             pasts = [past for part in self._parts for past in part._training_pasts()]
             return pasts if len(pasts) == len(self._parts) else []
-        latest = next(iter(self._latest.values()), None)
-        past = self._restored if latest is None else latest[2]
+        past = next(iter(self._after.values()), self._restored)
         return [] if past is None else [past]
 
     def gather(self, group: Any = None) -> None:

@@ -27,8 +27,8 @@ from fairseq_plugins.segment_language_model.generation import (
     choose_prefixes,
     continue_prompts,
     drop_empty_rows,
-    prompt_targets,
     prompts,
+    score_prompts,
 )
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (
@@ -262,14 +262,25 @@ class SegmentLanguageModelingTask(FairseqTask):
         batches = streams.next_epoch_itr(shuffle=False)
         return TalliedBatches(batches, self.dictionary, characters)
 
-    def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> Any:
         """Train on a batch, and keep its streams' pasts for :meth:`begin_valid_epoch`."""
-        self._training_pasts = sample["net_input"].get("pasts", self._training_pasts)
-        step = super().train_step
+        pasts = sample["net_input"].get("pasts")
+        if pasts is not None:
+            pasts.start_update(update_num)
+            self._training_pasts = pasts
+        step, options = super().train_step, (criterion, optimizer, update_num, ignore_grad)
         if self.cfg.batch_split == 1:
-            return step(sample, model, *args, **kwargs)
+            return step(sample, model, *options)
         parts = split_batch(sample, self.cfg.batch_split)
-        return train_in_parts(parts, model, lambda part: step(part, model, *args, **kwargs))
+        return train_in_parts(parts, model, lambda part: step(part, model, *options))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         """Update the parameters, and project constrained ones back."""
@@ -325,8 +336,10 @@ class SegmentLanguageModelingTask(FairseqTask):
         """
         if isinstance(generator, SequenceScorer):
             if "target" not in sample:
-                targets = prompt_targets(self.dictionary, **sample["net_input"])
-                sample = {**sample, "target": targets}
+                lengths = self.cfg.tokens_per_sample, self.cfg.extended_context
+                return score_prompts(
+                    generator, models, sample["net_input"], self.dictionary, *lengths
+                )
             with torch.no_grad():
                 hypotheses = generator.generate(models, sample)
             return [hypotheses[row] for row in drop_empty_rows(sample)]

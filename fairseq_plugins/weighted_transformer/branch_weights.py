@@ -7,7 +7,7 @@ Shapes: M branches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,6 +65,10 @@ class BranchSchedule(UpdateRule):
     freeze_after: int | None = None
     projected: bool = True
     followed: bool = field(default=False, init=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle, which no optimizer follows yet."""
+        vars(self).update(state, followed=False)
 
     def learning_rate(self, update: int) -> float:
         """Return the learning rate of update ``update``, from 1."""
@@ -148,7 +152,6 @@ class BranchWeights(Float32Module):
         """Restore a copy or a pickle, whose optimizer has to follow the schedule anew."""
         super().__setstate__(state)
         if self.schedule is not None:
-            self.schedule = replace(self.schedule)
             # torch copies parameters without their marks
             set_update_rule(getattr(self, self.name), self.schedule)
 

@@ -43,10 +43,8 @@ class WeightedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in_features) to (…, out_features)."""
-        weights, bias = self.weights(), self.bias
-        # the weights of all branches sum to S, and without gradients that is all
-        if torch.is_grad_enabled() or self.weights.top_k is not None:
-            bias = (bias * (weights.sum() / self.weights.total)).to(bias.dtype)
+        weights = self.weights()
+        bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
         # Scale what has fewer numbers; in training the matrix, since a backward pass would need
         # the input both scaled and unscaled.
         if not self.training and x.numel() < self.weight.numel():

@@ -225,6 +225,13 @@ def test_a_layer_equals_fairseqs_except_for_its_memory(kind, part, options, pre_
         assert fairseqs is None if ours is None else torch.equal(ours, fairseqs)
 
 
+def test_a_layer_uses_all_its_parameters():
+    """Otherwise DistributedDataParallel would stop; --scale-fc adds a norm between fc1 and fc2."""
+    layer = build("language model", scale_fc=True).decoder.layers[1]
+    layer(torch.randn(5, 3, 16))[0].square().sum().backward()
+    assert [name for name, weight in layer.named_parameters() if weight.grad is None] == []
+
+
 def test_memories_are_in_the_layers_that_the_option_names():
     # memories are added to layers without feed-forward sublayers
     for interleave in (False, True):

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from fairseq_plugins.segment_language_model.generation import adapt_generator
 from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
-from fairseq_plugins.segment_language_model.streams import TokenStreams
+from fairseq_plugins.segment_language_model.streams import StreamPasts, TokenStreams
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from tests import tiny
 
@@ -40,9 +40,11 @@ SEARCHES = [
 ]
 
 
-def build_generator(model, past_eos=False, **options):
-    """Return the task and its generator."""
-    cfg = SegmentLanguageModelingConfig(continue_past_eos=past_eos)
+def build_generator(model, past_eos=False, context=0, **options):
+    """Return the task, with segments of 8 tokens, and its generator."""
+    cfg = SegmentLanguageModelingConfig(
+        continue_past_eos=past_eos, tokens_per_sample=8, extended_context=context
+    )
     task = SegmentLanguageModelingTask(cfg, tiny.dictionary())
     options = {"beam": 1, "max_len_b": 14, "nbest": 1, **options}
     return task, task.build_generator([model], SimpleNamespace(**options))
@@ -124,6 +126,35 @@ def test_only_streams_that_have_a_token_are_scored():
     rows = task.inference_step(scorer, [model], sample)
     assert [len(row[0]["tokens"]) for row in rows] == [1, 1]
     assert sample["id"].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "context"), [({"mem_len": 4}, 0), ({"mem_len": 0}, 0), ({"mem_len": 0}, 3)]
+)
+def test_prompts_are_scored_as_a_text_is_evaluated(options, context):
+    """Prompts of several segments, some shorter, get the scores of each as a stream of its own."""
+    model = tiny.tiny_transformer_xl(**options).double().eval()
+    task, scorer = build_generator(model, context=context, score_reference=True)
+    dictionary, segment = tiny.dictionary(), task.cfg.tokens_per_sample
+    texts = [torch.from_numpy(tiny.text(length).astype("int64")) for length in (2 * segment + 3, 5)]
+    prompts = [torch.cat([torch.tensor([EOS]), text]) for text in texts]
+    source = torch.nn.utils.rnn.pad_sequence(prompts, True, dictionary.pad())
+    lengths = torch.tensor(list(map(len, prompts)))
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    rows = task.inference_step(scorer, [model], sample)
+    for text, (row,) in zip(texts, rows, strict=True):
+        tokens = torch.cat([text, torch.tensor([EOS])])
+        streams = TokenStreams(tokens.numpy(), dictionary, 1, segment, context)
+        batches, pasts = (
+            [streams.collater([streams[i]]) for i in range(len(streams))],
+            StreamPasts(),
+        )
+        for number, batch in enumerate(batches):
+            batch["net_input"] |= {"pasts": pasts, "start": number * segment}
+        expected = [scorer.generate([model], batch)[0][0]["positional_scores"] for batch in batches]
+        assert torch.equal(row["tokens"], tokens)
+        assert_close(row["positional_scores"], torch.cat(expected))
+        assert_close(row["score"], torch.cat(expected).mean())
 
 
 def test_draws_depend_on_the_seed_alone():

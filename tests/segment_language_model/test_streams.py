@@ -98,6 +98,25 @@ def test_a_segment_that_runs_again_has_the_same_past():
     torch.testing.assert_close(read_segment(model, stream, pasts, 12, 18), whole[:, 12:])
 
 
+def test_all_segments_of_an_update_that_runs_again_have_the_same_pasts(caplog):
+    model, stream, pasts = tiny_model().double(), tokens(2, 24), StreamPasts()
+    segments = [(start, start + 6) for start in (6, 12)]
+    pasts.start_update(0)
+    read_segment(model, stream, pasts, 0, 6)
+    pasts.start_update(1)
+    first = [read_segment(model, stream, pasts, *segment) for segment in segments]
+    pasts.start_update(1)
+    again = [read_segment(model, stream, pasts, *segment) for segment in segments]
+    assert all(map(torch.equal, first, again))
+    pasts.start_update(2)
+    whole = model(stream)[0]
+    torch.testing.assert_close(read_segment(model, stream, pasts, 18, 24), whole[:, 18:])
+    assert not caplog.records
+    # what an earlier update has read is not repeated
+    read_segment(model, stream, pasts, 6, 12)
+    assert "empty recurrence" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("segments", "message"),
     [

@@ -161,6 +161,15 @@ def test_inference_equals_training_for_any_number_of_tokens(options):
         assert_same(layer.train()(x), layer.eval()(x), inputs)
 
 
+def test_a_weighted_layer_computes_the_same_without_gradients():
+    """Also where an optimizer without projection has let the weights leave the simplex."""
+    layer, x = WeightedLinear(12, 8, BranchWeights(4)).double().eval(), torch.randn(3, 12).double()
+    layer.weights.alpha.data *= 1.5
+    expected = layer(x)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected)
+
+
 def test_standalone_layers_equal_the_models():
     model = build("sublayers")
     x, source = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()

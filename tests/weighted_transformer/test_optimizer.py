@@ -163,6 +163,19 @@ def test_a_resumed_run_is_the_unbroken_one(freeze_after):
         assert torch.equal(one, other)
 
 
+def test_a_copy_of_a_layer_has_one_schedule_and_takes_the_optimizers_state():
+    network = make_network()
+    optimizer = adam(network)
+    learn(network, optimizer, 2)
+    copied = copy.deepcopy(network)
+    again = adam(copied)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(network, optimizer, 2, seed=3)
+    learn(copied, again, 2, seed=3)
+    for one, other in zip(network.parameters(), copied.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def train_on(rank, legacy):
     """Return the weights of one of two workers, or of a single one (None), after 8 updates."""
     network = make_network()
