@@ -66,3 +66,7 @@ def test_generate_scores_each_token_of_a_reference_once(data, checkpoint, test_t
     printed = run("fairseq-generate", data, *TASK, *words, "--batch-size", 3)
     scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
     assert sum(len(line.split()) for line in scores) == test_tokens
+    texts = re.findall(r"^[ST]-\d+\t(.*)$", printed, re.MULTILINE)
+    assert len(texts) == 2 * len(scores)
+    # without --continue-past-eos, fairseq leaves ends of lines out
+    assert not any("</s>" in text for text in texts)
