@@ -13,7 +13,7 @@ from fairseq_plugins.fairseq_integration.registration import register
 __all__ = ["load", "register"]
 __version__ = "1.0.0"
 
-if "fairseq" in sys.modules:
+if sys.modules.get("fairseq") is not None:
     register()
 
 
