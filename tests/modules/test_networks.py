@@ -192,6 +192,19 @@ def test_every_linear_map_can_be_replaced(name):
             assert not torch.allclose(y, without), each
 
 
+@each_network
+def test_networks_call_each_linear_map_with_its_hooks(name):
+    network = build(name)
+    for linear_map, module in projections(network).items():
+        for training in (True, False):
+            network.train(training)
+            plain = outputs_and_gradients(network, network, training)[0]
+            hook = module.register_forward_hook(lambda _, args, out: 2 * out)
+            hooked = outputs_and_gradients(network, network, training)[0]
+            hook.remove()
+            assert not torch.allclose(hooked, plain), linear_map
+
+
 # higher derivatives and torch.func
 
 

@@ -184,6 +184,32 @@ def test_torch_func_gives_the_gradients_that_autograd_gives(keys, kernel):
     torch.testing.assert_close(by_token, x_grad)
 
 
+# --- adapters, hooks, and weights that are swapped
+
+
+def test_a_projection_that_was_replaced_or_has_a_hook_is_called():
+    memory, x = exact_memory(gate=True), draw(TOKENS, D)
+    before, called = memory(x).detach(), []
+    for module in memory.modules():
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    memory(x)
+    # the empty dropouts of the query network and the output are called too
+    assert set(called) == set(memory.modules())
+    linear = memory.query.layers[0]
+    memory.query.layers[0] = torch.nn.Sequential(linear, torch.nn.Linear(8, 8).double())
+    assert not torch.allclose(memory(x), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_that_change_in_any_way_are_read_at_once(training):
+    memory, other = (exact_memory(seed, **EVERYTHING).train(training) for seed in (1, 2))
+    x = draw(TOKENS, D)
+    memory(x)
+    for mine, theirs in zip(memory.state_dict().values(), other.state_dict().values(), strict=True):
+        mine.data.numpy()[...] = theirs.numpy()
+    assert torch.equal(memory(x), other(x))
+
+
 # --- errors name the argument, its value and the remedy
 
 

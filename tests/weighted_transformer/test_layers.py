@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fairseq_plugins.modules import (
     BranchWeights,
@@ -250,3 +251,44 @@ def test_activation_checkpointing_changes_no_gradient(variant, option):
         out.square().sum().backward()
         outs.append([out, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*outs)
+
+
+class Adapter(nn.Module):
+    """A layer of rank 1 beside another, as adapters have it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.weight.size(1), 1, bias=False)
+        self.up = nn.Linear(1, base.weight.size(0), bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@EACH_VARIANT
+def test_hooks_and_adapters_of_every_projection_take_effect(variant):
+    """Those of linear layers, and of our own that have matrices."""
+    model = tiny_weighted_transformer(branch_residual=variant, branch_decoder_attention="both")
+    model.eval()
+    expected = model(**sentences())[0]
+    projections = [
+        (parent, name, module)
+        for parent in (*model.encoder.layers.modules(), *model.decoder.layers.modules())
+        for name, module in parent.named_children()
+        if hasattr(module, "bias") and not isinstance(module, nn.LayerNorm)
+    ]
+    assert len(projections) == 2 * (16 if variant == "sublayers" else 15)
+    for parent, name, module in projections:
+        with module.register_forward_hook(lambda module, args, out: 2 * out):
+            assert not torch.allclose(model(**sentences())[0], expected)
+        if isinstance(module, (nn.Linear, WeightedLinear)):
+            setattr(parent, name, Adapter(module))
+            assert not torch.allclose(model(**sentences())[0], expected)
+            setattr(parent, name, module)
+    for _, name, module in projections:
+        # fairseq scales queries in place
+        if name in ("fc1", "fc2", "out_proj"):
+            module.register_full_backward_hook(lambda module, into, out: tuple(0 * x for x in into))
+    model.train()(**sentences())[0].sum().backward()
+    assert not model.encoder.layers[0].self_attn_layer_norm.weight.grad.any()
