@@ -82,7 +82,7 @@ def quickstart(output: Path) -> None:
     }
 
     words = [f"{data}/bin", *COMMON, *TRAINING]
-    updates, seconds = train(words, checkpoints, "about 4 minutes of CPU time")
+    updates, seconds = train(words, checkpoints, "about 2 minutes on 2 idle cores")
     checkpoint = short(checkpoints / "checkpoint_last.pt")
     model = [f"{data}/bin", *COMMON, "--path", checkpoint]
 
