@@ -197,11 +197,7 @@ class StreamPasts:
             part.start_update(update)
 
     def before(self, decoder: nn.Module, start: int) -> Past | None:
-        """Return the decoder's past before the segment at ``start``; None for an empty one.
-
-        After a segment that was skipped, the recurrence goes on. A segment that comes again starts
-        with an empty one if its past is gone.
-        """
+        """Return the decoder's past before the segment at ``start``; None if empty, or gone."""
         starts = self._before.setdefault(decoder, {})
         past = self._after.get(decoder, self._restored)
         if start in starts:
