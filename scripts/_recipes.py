@@ -14,8 +14,6 @@ PAPERS = ("transformer_xl", "all_attention", "product_key_memory", "weighted_tra
 ACTIONS = ("prepare", "train", "finish", "evaluate")
 # In a recipe, and after an option of the user: a flag without value; an option that is left out.
 YES, NO = "yes", "no"
-# Options of the download, the first command of a preparation.
-DOWNLOAD_OPTIONS = ("from", "mirror")
 # With --fp16, fairseq flattens all gradients into one tensor, which these optimizers cannot use.
 UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
 
@@ -100,7 +98,8 @@ def to_words(options: Options, data: str, checkpoints: str = "") -> list[str]:
 def prepare_commands(recipe: Options, data: str, more: Options) -> list[list[str]]:
     """Return the command that writes DATA/bin, after one that gets its texts, DATA/source."""
     steps = {name: step for name, step in recipe["prepare"].items() if step != NO}
-    download = {name: more[name] for name in DOWNLOAD_OPTIONS if name in more}
+    # --from is for the download, the first command
+    download = {"from": more["from"]} if "from" in more else {}
     *before, last = steps
     steps[last] = merge(steps[last], {k: v for k, v in more.items() if k not in download})
     if before and not any("DATA/source" in str(value) for value in steps[last].values()):

@@ -9,8 +9,8 @@
     python -m scripts.recipe results OUT [--to-reach LOSS]
 
 Options at the end win over those of the recipe; "--option no" takes one back. `prepare` passes
---from and --mirror to the download, other options to the command that writes DATA/bin. `show
---hydra` prints a configuration for fairseq-hydra-train.
+--from to the download, other options to the command that writes DATA/bin. `show --hydra` prints a
+configuration for fairseq-hydra-train.
 
 Several names, names of groups, or --seeds 1 2 make tables: train, finish and evaluate then read
 and write OUT/PAPER/NAME/SEED in place of CHECKPOINTS, one after another, and pass over what is

@@ -1,17 +1,13 @@
-"""Print and run commands: programs of this environment, Ctrl-C, logs."""
+"""Print and run commands: programs of this environment, and their logs."""
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds to wait for a child to end after Ctrl-C, before it is killed.
-PATIENCE = 5.0
 
 
 def short(path: Path) -> str:
@@ -50,31 +46,20 @@ def format_command(words: list[str], width: int = 96) -> str:
     return " \\\n".join(lines)
 
 
-@contextmanager
-def child_process(words: list[str], log: Path | None = None) -> Iterator[subprocess.Popen]:
-    """Run a command at the root during the block; write its output to the log if one is given.
+def run_child(words: list[str], log: Path | None = None, text: str | None = None) -> None:
+    """Run a command at the root, with ``text`` as its input; write its output to the log, if any.
 
     Raises ValueError if the exit status is not 0.
     """
     # Symbols are not ASCII, so the child must not use the locale's encoding for them.
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
-    with ExitStack() as stack:
-        streams = {}
-        if log:
-            output = stack.enter_context(log.open("wb"))
-            streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
-        child = stack.enter_context(subprocess.Popen(words, cwd=ROOT, env=environment, **streams))
-        try:
-            yield child
-            child.wait()
-        except BaseException:
-            # the child may have got the terminal's Ctrl-C already
-            child.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(PATIENCE)
-            child.kill()
-            raise
+    with log.open("wb") if log else nullcontext() as output:
+        streams = {"stdout": output, "stderr": subprocess.STDOUT} if log else {}
+        given = None if text is None else text.encode()
+        child = subprocess.run(
+            words, cwd=ROOT, env=environment, input=given, check=False, **streams
+        )
     if child.returncode:
         location = f"in {short(log)}" if log else "above"
         raise ValueError(

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts._shared.commands import child_process, format_command, program, short
+from scripts._shared.commands import format_command, program, run_child, short
 from scripts._shared.files import write_json
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ def preprocess(
     command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)
     log = target.parent / "preprocess.log"
-    with child_process(command, log):
-        pass
+    run_child(command, log)
     log.unlink()
     sizes = {split: rewrite_index(str(target / split)) for split in splits}
     for split, size in sizes.items():

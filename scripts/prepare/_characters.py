@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from scripts._shared.command_line import exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import check_vocabulary, load_srcdict, write_units
-from scripts.prepare._downloads import Archive, add_source_options
-from scripts.prepare._stages import SPLITS, Stages, file_digest, preparation_parser, readable_path
+from scripts.prepare._downloads import Archive, data_set_parser
+from scripts.prepare._stages import SPLITS, Stages, file_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,10 +144,7 @@ def prepare(data_set: Characters, name: str, options: argparse.Namespace) -> Non
 
 def run(data_set: Characters, description: str, arguments: list[str] | None = None) -> int:
     """Run the command of a data set, given its module's docstring; return the exit status."""
-    parser = preparation_parser(description)
-    add_source_options(parser, ", ".join(archive.name for archive in data_set.archives))
-    text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
-    parser.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
+    parser = data_set_parser(description, data_set.archives)
     parser.set_defaults(newlines=None)
     if data_set.has_newlines:
         text = "drop newlines, as the Transformer-XL code does, or make each one </s>"

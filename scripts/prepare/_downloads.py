@@ -13,29 +13,29 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scripts._shared.commands import short
-from scripts.prepare._stages import DOWNLOAD, readable_path
+from scripts.prepare._stages import DOWNLOAD, preparation_parser, readable_path
 
 # One of the hosts answers "forbidden" to Python's own user agent.
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
-# Seconds to wait for an answer or for further bytes before giving up a mirror.
+# Seconds to wait for an answer or for further bytes.
 TIMEOUT = 30.0
 # Exceptions of the archive readers for truncated or damaged files.
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
 
 
-def add_source_options(parser: argparse.ArgumentParser, files: str) -> None:
-    """Add --from and --mirror, which exclude each other, for the files to download."""
-    group = parser.add_mutually_exclusive_group()
+def data_set_parser(description: str, archives: Sequence["Archive"]) -> argparse.ArgumentParser:
+    """Return the parser of a published data set, given its module's docstring."""
+    parser = preparation_parser(description)
+    add_source_option(parser, ", ".join(archive.name for archive in archives))
+    text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
+    parser.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
+    return parser
+
+
+def add_source_option(parser: argparse.ArgumentParser, files: str) -> None:
+    """Add --from, which names the files to use instead of downloading them."""
     text = f"{files}, or a folder with them, instead of downloading"
-    group.add_argument("--from", dest="source", type=readable_path, metavar="FILE", help=text)
-    group.add_argument(
-        "--mirror",
-        dest="mirrors",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="folder to download from, tried before the known ones; may be given several times",
-    )
+    parser.add_argument("--from", dest="source", type=readable_path, metavar="FILE", help=text)
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ class Archive:
     def path(self, options: argparse.Namespace) -> Path:
         """Return the file that --from gives, or download it into the --output folder."""
         if not options.source:
-            folder = self.address.rpartition("/")[0]
-            mirrors = [*options.mirrors, f"https://{folder}", f"http://{folder}"]
-            return download(self.name, mirrors, self.checksum, options.output / DOWNLOAD)
+            return download(self.address, self.checksum, options.output / DOWNLOAD)
         path = options.source / self.name if options.source.is_dir() else options.source
         if not path.is_file():
             raise ValueError(f"--from {short(path)} is not a file: give the published file")
@@ -79,7 +77,7 @@ class Archive:
             check(texts[0], self.text_checksum, f"{short(path)}: the text")
             return texts
         except ValueError:
-            # without a checksum, a mirror may have sent anything
+            # without a checksum, a host may have sent anything
             if not options.source and not self.checksum:
                 path.unlink()
             raise
@@ -97,8 +95,8 @@ def check(path: Path, checksum: str | None, label: str) -> None:
         )
 
 
-def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Path) -> Path:
-    """Download a file to a folder from the first mirror that has it; return its path."""
+def download(address: str, checksum: str | None, folder: Path) -> Path:
+    """Download a file to a folder, by https or else http; return its path."""
     import pooch
     import requests
 
@@ -107,9 +105,8 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
     receive = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(), headers={"User-Agent": USER_AGENT}, timeout=TIMEOUT
     )
-    reasons = []
-    for mirror in mirrors:
-        url = f"{mirror.rstrip('/')}/{name}"
+    reasons, name = [], address.rpartition("/")[2]
+    for url in (f"https://{address}", f"http://{address}"):
         print(f"download {url}", flush=True)
         try:
             return Path(pooch.retrieve(url, checksum, name, folder, downloader=receive))
@@ -117,8 +114,8 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
             # pooch's message for a wrong checksum has several lines
             reasons.append(f"{url}: {' '.join(str(error).split())}")
     raise ValueError(
-        f"{name} cannot be downloaded: {'; '.join(reasons)}: check the connection, give "
-        "another mirror with --mirror URL, or get the file yourself and give it with --from"
+        f"{name} cannot be downloaded: {'; '.join(reasons)}: check the connection, or get the "
+        "file yourself and give it with --from"
     )
 
 

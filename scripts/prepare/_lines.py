@@ -43,17 +43,6 @@ def open_text(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
-def refuse_two_copies(path: Path) -> None:
-    """Refuse a text that has a compressed or plain copy beside it, which may be another text."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    packed = plain.with_name(f"{plain.name}.gz")
-    if plain.is_file() and packed.is_file():
-        raise ValueError(
-            f"{plain} and {packed.name} are two copies of a text: keep the one to be read, and "
-            "move the other out of the folder"
-        )
-
-
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 text without line ends, decompressed if its name ends with .gz.
 

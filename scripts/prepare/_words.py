@@ -17,9 +17,9 @@ from scripts.prepare._binarize import (
     preprocess,
     write_units,
 )
-from scripts.prepare._downloads import Archive, add_source_options
+from scripts.prepare._downloads import Archive, data_set_parser
 from scripts.prepare._lines import add_workers_option
-from scripts.prepare._stages import SPLITS, Stages, file_digest, preparation_parser, readable_path
+from scripts.prepare._stages import SPLITS, Stages, file_digest
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,7 @@ def prepare(data_set: Words, name: str, options: argparse.Namespace) -> None:
 
 def run(data_set: Words, description: str, arguments: list[str] | None = None) -> int:
     """Run the command of a data set, given its module's docstring; return the exit status."""
-    parser = preparation_parser(description)
-    add_source_options(parser, ", ".join(archive.name for archive in data_set.archives))
-    text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
-    parser.add_argument("--srcdict", type=readable_path, metavar="FILE", help=text)
+    parser = data_set_parser(description, data_set.archives)
     add_workers_option(parser)
     text = "write OUTPUT/text/{train,valid,test}.txt, and binarize nothing"
     parser.add_argument("--text", action="store_true", help=text)

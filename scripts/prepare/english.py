@@ -24,7 +24,7 @@ from pathlib import Path
 
 from scripts._shared.command_line import exit_status
 from scripts._shared.files import write_text
-from scripts.prepare._downloads import Archive, add_source_options
+from scripts.prepare._downloads import Archive, add_source_option
 from scripts.prepare._stages import file_digest, preparation_parser
 
 ADDRESS = "raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora"
@@ -163,7 +163,7 @@ def prepare(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = preparation_parser(__doc__)
-    add_source_options(parser, "the four archives")
+    add_source_option(parser, "the four archives")
     options = parser.parse_args(arguments)
     return exit_status(lambda: prepare(options), output=options.output)
 

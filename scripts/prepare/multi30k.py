@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scripts._shared.command_line import exit_status
 from scripts._shared.files import atomic_write
-from scripts.prepare._downloads import Archive, add_source_options
+from scripts.prepare._downloads import Archive, add_source_option
 from scripts.prepare._stages import file_digest, preparation_parser
 
 ADDRESS = "raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
@@ -71,7 +71,7 @@ def prepare(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = preparation_parser(__doc__)
-    add_source_options(parser, "the nine texts, *.gz")
+    add_source_option(parser, "the nine texts, *.gz")
     parser.add_argument("--joined", action="store_true", help="also write OUTPUT/joined")
     options = parser.parse_args(arguments)
     return exit_status(lambda: prepare(options), output=options.output)

@@ -30,7 +30,7 @@ from pathlib import Path
 from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
-from scripts.prepare._lines import LineMapper, read_lines, refuse_two_copies, write_lines
+from scripts.prepare._lines import LineMapper, read_lines, write_lines
 from scripts.prepare._stages import (
     SPLITS,
     Stages,
@@ -95,13 +95,13 @@ def split_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
 
 def split_documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
     """Split the documents of a folder at random; each part is in the order of names."""
-    names = {}
-    for path in folder.rglob("*"):
+    # by name: of a.txt and a.txt.gz, one is read
+    documents = {}
+    for path in sorted(folder.rglob("*")):
         if path.name.endswith(SUFFIXES) and path.is_file():
-            refuse_two_copies(path)
             name = path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
-            names[path] = name
-    files = sorted(names, key=names.get)
+            documents[name] = path
+    files = [documents[name] for name in sorted(documents)]
     number = check_held_out(options.held_out, len(files), "files *.txt and *.txt.gz")
     drawn = random.Random(options.seed).sample(range(len(files)), 2 * number)
     indices = {"valid": set(drawn[:number]), "test": set(drawn[number:])}
@@ -120,8 +120,6 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
         for path in (source / f"{split}{suffix}" for suffix in SUFFIXES)
         if path.is_file()
     }
-    for path in parts.values():
-        refuse_two_copies(path)
     if not parts:
         if options.output.resolve().is_relative_to(source.resolve()):
             raise ValueError(

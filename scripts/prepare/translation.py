@@ -31,13 +31,7 @@ from pathlib import Path
 from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess, write_units
-from scripts.prepare._lines import (
-    open_text,
-    progress,
-    read_lines,
-    refuse_two_copies,
-    write_lines,
-)
+from scripts.prepare._lines import open_text, progress, read_lines, write_lines
 from scripts.prepare._stages import Stages, absolute_path, fingerprint, preparation_parser
 from scripts.prepare._subwords import (
     add_subword_options,
@@ -62,7 +56,6 @@ def find_file(part: str, prefix: Path, language: str) -> Path:
     plain = prefix.with_name(f"{prefix.name}.{language}")
     for path in (plain, Path(f"{plain}.gz")):
         if path.is_file():
-            refuse_two_copies(path)
             return path
     raise ValueError(
         f"{part_option(part)} {short(prefix)}: there is no {plain.name} and no {plain.name}.gz: "

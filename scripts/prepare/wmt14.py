@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts._shared.command_line import exit_status
-from scripts.prepare._downloads import Archive, add_source_options
+from scripts.prepare._downloads import Archive, add_source_option
 from scripts.prepare._stages import Stages, preparation_parser
 from scripts.prepare.translation import add_options, check_options, find_files, prepare_pair
 
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = preparation_parser(__doc__)
     parser.add_argument("--pair", required=True, choices=TRAIN, help="source and target language")
-    add_source_options(parser, "the archives")
+    add_source_option(parser, "the archives")
     add_options(parser)
     options = parser.parse_args(arguments)
     return exit_status(lambda: prepare(options), output=options.output)

@@ -5,21 +5,17 @@ from pathlib import Path
 
 from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import child_process, format_command, program, short
+from scripts._shared.commands import format_command, program, run_child, short
 
 
 def run(title: str, words: list[str], log: Path | None = None, text: str = "") -> str:
-    """Print the title of a step and its command, and run it.
+    """Print the title of a step and its command, and run it with an input ``text``.
 
-    The command prints by itself. With a log, it gets the input ``text``, and what it prints is
-    written into the log and returned.
+    With a log, what the command prints is written into the log and returned.
     """
     before = f"echo {text.strip()!r} | " if text else ""
     print(f"\n{title}\n$ {before}{format_command(words)}", flush=True)
-    with child_process(words, log) as child:
-        if log:
-            child.stdin.write(text.encode())
-            child.stdin.close()
+    run_child(words, log, text)
     return log.read_text(encoding="utf-8") if log else ""
 
 

@@ -8,7 +8,7 @@ from tests.scripts.prepare.prepared import in_this_process
 
 @pytest.fixture(autouse=True)
 def _no_other_process(monkeypatch):
-    monkeypatch.setattr(_binarize, "child_process", in_this_process)
+    monkeypatch.setattr(_binarize, "run_child", in_this_process)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import zipfile
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
-from types import SimpleNamespace
 
 import fairseq_cli.preprocess
 from fairseq import options
@@ -48,7 +47,7 @@ def tarred(members, mode="w:gz"):
 
 @contextmanager
 def serve(files, cut=None):
-    """Serve files by name in any folder; yield the URL and the list of requested names.
+    """Serve files by name in any folder; yield the host and the list of requested names.
 
     Each connection breaks after ``cut`` bytes.
     """
@@ -74,7 +73,7 @@ def serve(files, cut=None):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/folder", asked
+        yield f"127.0.0.1:{server.server_port}", asked
     finally:
         server.shutdown()
         server.server_close()
@@ -106,9 +105,8 @@ def refused(result, *named):
     return single and all(str(word) in message for word in named)
 
 
-@contextmanager
 def in_this_process(words, log):
-    """Do what child_process does for fairseq-preprocess, without starting a new Python."""
+    """Do what run_child does for fairseq-preprocess, without starting a new Python."""
     log.touch()
     logger = fairseq_cli.preprocess.logger
     before = list(logger.handlers)
@@ -119,4 +117,3 @@ def in_this_process(words, log):
         for handler in set(logger.handlers).difference(before):
             logger.removeHandler(handler)
             handler.close()
-    yield SimpleNamespace(poll=lambda: 0, returncode=0)

@@ -18,7 +18,7 @@ NEWS = {
     "news.en-00002-of-00100": "a\u2028b b\u00a0c b\u00a0c\n".encode(),
     "news.en.heldout-00001-of-00050": b"a c\n",
 }
-# the files on a mirror, and the number of symbols
+# the published files, and the number of symbols
 FILES = {
     "enwik8": {"enwik8.zip": zipped({"enwik8": CHARACTERS})},
     "text8": {"text8.zip": zipped({"text8": LETTERS})},
@@ -33,13 +33,13 @@ def md5(content):
     return f"md5:{hashlib.md5(content).hexdigest()}"
 
 
-def expect_small(monkeypatch, name, **changes):
-    """Let a data set's command expect the small archive; return the command's ``main``."""
+def expect_small(monkeypatch, name, host="localhost:1", **changes):
+    """Let a data set's command expect the small archive on a host; return its ``main``."""
     module = importlib.import_module(f"scripts.prepare.{name}")
     data_set = getattr(module, name.upper())
     archives = []
     for archive in data_set.archives:
-        known = {"address": f"localhost:1/{archive.name}"}
+        known = {"address": f"{host}/{archive.name}"}
         if archive.checksum:
             known["checksum"] = md5(FILES[name][archive.name])
         else:

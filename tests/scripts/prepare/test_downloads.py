@@ -1,4 +1,4 @@
-"""Archives from mirrors, of which some break or send something else."""
+"""Archives from hosts that break off or send something else."""
 
 import pytest
 
@@ -7,19 +7,19 @@ from tests.scripts.prepare.published import FILES, expect_small
 
 
 @pytest.mark.parametrize("name", ["enwik8", "ptb"])
-def test_a_mirror_is_used_after_others_that_broke_or_sent_something_else(
+def test_an_archive_that_broke_off_or_is_another_is_downloaded_again(
     call, monkeypatch, tmp_path, name
 ):
-    main, out, files = expect_small(monkeypatch, name), tmp_path / "out", FILES[name]
+    out, files = tmp_path / "out", FILES[name]
     words = ("--output", out, *(("--newlines", "eos") if name == "enwik8" else ("--workers", 1)))
     page, other = (dict.fromkeys(files, sent) for sent in (b"<html>", zipped({name: b"other"})))
     for sent, cut, named in ((files, 3, "--from"), (page, None, name), (other, None, name)):
-        with serve(sent, cut) as (url, _):
-            assert refused(call(main, *words, "--mirror", url), named)
+        with serve(sent, cut) as (host, _):
+            assert refused(call(expect_small(monkeypatch, name, host), *words), named)
         assert not out.exists()
-    with serve({}) as (empty, first), serve(files) as (url, second):
-        assert call(main, *words, "--mirror", empty, "--mirror", f"{url}/")[0] == 0
-    assert first == second == list(files)
+    with serve(files) as (host, asked):
+        assert call(expect_small(monkeypatch, name, host), *words)[0] == 0
+    assert asked == list(files)
     assert lines(out / "bin", "test")
     assert not (out / "download").exists()
 
@@ -27,13 +27,14 @@ def test_a_mirror_is_used_after_others_that_broke_or_sent_something_else(
 def test_archives_that_arrived_before_a_failure_are_not_downloaded_again(
     call, monkeypatch, tmp_path
 ):
-    main, out, files = expect_small(monkeypatch, "ptb"), tmp_path / "out", FILES["ptb"]
-    words, (first, *others) = ("--output", out, "--workers", 1, "--mirror"), files
-    with serve({first: files[first]}) as (url, _):
-        assert refused(call(main, *words, url), f"{others[0]} cannot be downloaded")
+    out, files = tmp_path / "out", FILES["ptb"]
+    words, (first, *others) = ("--output", out, "--workers", 1), files
+    with serve({first: files[first]}) as (host, _):
+        result = call(expect_small(monkeypatch, "ptb", host), *words)
+    assert refused(result, f"{others[0]} cannot be downloaded")
     assert [path.name for path in out.rglob("*") if path.is_file()] == [first]
-    with serve(files) as (url, asked):
-        assert call(main, *words, url)[0] == 0
+    with serve(files) as (host, asked):
+        assert call(expect_small(monkeypatch, "ptb", host), *words)[0] == 0
     assert asked == others
     assert not (out / "download").exists()
 

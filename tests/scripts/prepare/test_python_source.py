@@ -59,7 +59,7 @@ def stdlib(tmp_path_factory):
 def corpus(stdlib, tmp_path_factory):
     output = tmp_path_factory.mktemp("corpus") / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "child_process", in_this_process)
+        patch.setattr(_binarize, "run_child", in_this_process)
         python_source.prepare(output, stdlib, SUBWORDS)
     return output
 
