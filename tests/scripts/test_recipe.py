@@ -61,6 +61,7 @@ def parsed_options(name, *more, action="train"):
     return {key: value if value == recipe.YES else " ".join(value) for key, value in parsed.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", recipe.PAPERS)
 def test_each_recipe_builds_a_model_and_published_ones_have_the_published_size(paper):
     for name in (name for each, name in NAMES if each == paper):
