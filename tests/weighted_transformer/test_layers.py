@@ -154,21 +154,17 @@ def test_layers_with_equal_weights_are_fairseqs(attention, pre_norm, parameteriz
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"parameterization": "softmax"}])
-def test_inference_equals_training_for_any_number_of_tokens(options):
-    layer = WeightedLinear(12, 8, BranchWeights(4, **options)).double()
+@pytest.mark.parametrize("branched", [False, True])
+def test_inference_equals_training_for_any_number_of_tokens(branched, options):
+    weights = [BranchWeights(4, **options) for _ in range(2)]
+    if branched:
+        layer = perturb(BranchedFeedForward(12, 24, *weights).double())
+    else:
+        layer = WeightedLinear(12, 8, weights[0]).double()
     for tokens in (0, 1, 60):
         x = torch.randn(tokens, 2, 12, dtype=torch.double, requires_grad=True)
         inputs = [x, *layer.parameters()]
         assert_same(layer.train()(x), layer.eval()(x), inputs)
-
-
-def test_a_weighted_layer_computes_the_same_without_gradients():
-    """Also where an optimizer without projection has let the weights leave the simplex."""
-    layer, x = WeightedLinear(12, 8, BranchWeights(4)).double().eval(), torch.randn(3, 12).double()
-    layer.weights.alpha.data *= 1.5
-    expected = layer(x)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), expected)
 
 
 def test_standalone_layers_equal_the_models():
