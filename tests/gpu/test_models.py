@@ -14,6 +14,7 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.streams import StreamPasts
@@ -60,15 +61,6 @@ def fairseq_without_a_gpu(request, monkeypatch):
         monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
 
 
-def nested_tensors(value):
-    """Return all tensors in an attribute, however deep in lists, tuples and dictionaries."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in nested_tensors(item)]
-    return [value] if isinstance(value, Tensor) else []
-
-
 def misplaced(model, device):
     """Return names of a model's tensors, registered or not, that are on another device.
 
@@ -79,8 +71,8 @@ def misplaced(model, device):
         for name, module in model.named_modules()
         if not isinstance(module, SinusoidalPositionalEmbedding)
         for attribute, value in vars(module).items()
-        if attribute != "_future_mask"
-        and any(tensor.device.type != device for tensor in nested_tensors(value))
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor) and leaf.device.type != device and attribute != "_future_mask"
     ]
 
 
@@ -93,19 +85,6 @@ def test_every_tensor_moves_with_its_model(case, device):
     assert misplaced(model, device) == [".spare"]
 
 
-def build_optimizer_in(model, precision, name):
-    """Build fairseq's optimizer of this name, in the wrapper for a precision."""
-    cfg = OmegaConf.structured(FairseqConfig())
-    cfg.common.bf16 = precision == "bf16"
-    cfg.common.fp16_init_scale = 16
-    cfg.common.fp16_no_flatten_grads = True
-    cfg.optimizer = {"_name": name, "lr": [0.01], **(ADAM if "adam" in name else {})}
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if precision == "fp32":
-        return build_optimizer(cfg.optimizer, parameters)
-    return (AMPOptimizer if precision == "amp" else FP16Optimizer).build_optimizer(cfg, parameters)
-
-
 def learn(device, precision, kind, during=None):
     """Train; return the losses in nats a token, the model and its optimizer.
 
@@ -116,7 +95,16 @@ def learn(device, precision, kind, during=None):
     # the learning rate is so large that κ, α and spans would leave their bounds if unconstrained
     model = build(dropout=0.0).to(device).to(dtype).train()
     criterion = build_criterion(criterion).train()
-    optimizer = build_optimizer_in(model, precision, optimizer)
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.common.update({"bf16": precision == "bf16", "fp16_no_flatten_grads": True})
+    cfg.common.fp16_init_scale = 16
+    cfg.optimizer = {"_name": optimizer, "lr": [0.01], **(ADAM if "adam" in optimizer else {})}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if precision == "fp32":
+        optimizer = build_optimizer(cfg.optimizer, parameters)
+    else:
+        wrapper = AMPOptimizer if precision == "amp" else FP16Optimizer
+        optimizer = wrapper.build_optimizer(cfg, parameters)
     sample = make_batch(model, device)
     pasts = StreamPasts() if hasattr(model.decoder, "network") else None
     losses = []

@@ -10,10 +10,8 @@ WIDTH, HEADS, STREAMS, TOKENS = 12, 3, 2, 5
 
 
 LAYERS = {
-    "transformer_xl": lambda: m.TransformerXLBlock(WIDTH, HEADS, 24, mem_len=7),
-    "all_attention": lambda: m.AllAttentionBlock(WIDTH, HEADS, persistent_vectors=6, span=7),
-    "transformer_xl_network": lambda: m.TransformerXL(2, WIDTH, HEADS, 24, mem_len=7),
-    "all_attention_network": lambda: m.AllAttentionNetwork(2, WIDTH, HEADS, 6, span=7),
+    "transformer_xl": lambda: m.TransformerXL(2, WIDTH, HEADS, 24, mem_len=7),
+    "all_attention": lambda: m.AllAttentionNetwork(2, WIDTH, HEADS, 6, span=7),
     "memory": lambda: m.ProductKeyMemory(WIDTH, slots=16, heads=2, knn=3, query_dim=4),
     "weighted_encoder": lambda: m.WeightedEncoderLayer(WIDTH, HEADS, 24),
     "weighted_decoder": lambda: m.WeightedDecoderLayer(WIDTH, HEADS, 24),
