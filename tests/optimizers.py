@@ -45,7 +45,8 @@ def in_precision(options, parameters, precision=None, **common):
     kind = AMPOptimizer if precision == "amp" else FP16Optimizer
     if common.get("memory_efficient_fp16"):
         kind = MemoryEfficientFP16Optimizer
-    # torch's scaler for GPUs does nothing without a GPU; the one for CPUs scales in the same way
-    scaler = functools.partial(torch.amp.GradScaler, "cpu")
+    parameters = list(parameters)
+    # torch's scaler for GPUs does nothing on a CPU; the one for CPUs scales in the same way
+    scaler = functools.partial(torch.amp.GradScaler, parameters[0].device.type)
     with mock.patch.object(torch.cuda.amp, "GradScaler", scaler):
-        return kind.build_optimizer(cfg, list(parameters))
+        return kind.build_optimizer(cfg, parameters)

@@ -1,7 +1,6 @@
 """Networks in plain PyTorch: the documented code runs, and so do PyTorch's own tools."""
 
 import copy
-import re
 import runpy
 
 import pytest
@@ -12,12 +11,12 @@ from torch.func import functional_call, grad, jacrev, vmap
 from fairseq_plugins.all_attention.attention import HeadProjection
 from fairseq_plugins.modules import (
     AllAttentionBlock,
-    Past,
     ProductKeyMemory,
     TransformerXL,
     WeightedDecoderLayer,
 )
 from tests.end_to_end.commands import ROOT
+from tests.modules import page
 from tests.segment_language_model.networks import BUILDERS, build, draw, read_segments
 from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
@@ -25,12 +24,8 @@ each_network = pytest.mark.parametrize("name", BUILDERS)
 
 
 def test_the_pages_code_runs():
-    page = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
-    names = {"__name__": "page"}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names)
-    assert names["y"].shape == (8, 16, 64)
-    assert [past.length for past in names.values() if isinstance(past, Past)] == [32]
-    assert names["output"].shape == (4, 12, 512)
+    shapes = [tuple(output.shape) for output, *_ in page.results()]
+    assert shapes == [(8, 16, 64), (8, 16, 64), (8, 64, 512), (4, 12, 512)]
 
 
 def test_the_example_carries_its_past_through_the_text(monkeypatch):

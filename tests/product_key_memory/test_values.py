@@ -11,23 +11,28 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.values import Values
-from tests.product_key_memory.layer import TOKENS, WIDTH, D, Pair, draw, exact_memory
+from tests.product_key_memory.layer import BATCH_NORM, TOKENS, WIDTH, D, Pair, draw, exact_memory
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_two_reads_in_one_graph_add_their_gradients(recomputed):
-    ordinary = exact_memory()
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_two_reads_in_one_graph_add_their_gradients(reentrant):
+    """Also if activations are computed again, which batch norm counts once."""
+    ordinary = exact_memory(**BATCH_NORM)
     beside = copy.deepcopy(ordinary)
     beside.values.keep_gradient_beside_autograd()
     x = draw(TOKENS, D)
-    ordinary(ordinary(x)).square().sum().backward()
 
     def read_beside(x):
-        return checkpoint(beside, x, use_reentrant=False) if recomputed else beside(x)
+        if reentrant is None:
+            return beside(x)
+        return checkpoint(beside, x, use_reentrant=reentrant)
 
+    ordinary(ordinary(x)).square().sum().backward()
     read_beside(read_beside(x)).square().sum().backward()
     assert not beside.values.weight.requires_grad
-    torch.testing.assert_close(beside.values.weight.grad.to_dense(), ordinary.values.weight.grad)
+    for one, other in zip(beside.parameters(), ordinary.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.to_dense(), other.grad)
+    torch.testing.assert_close([*beside.buffers()], [*ordinary.buffers()])
     beside.zero_grad()
     assert beside.values.weight.grad is None
 

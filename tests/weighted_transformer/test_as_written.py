@@ -1,9 +1,9 @@
-"""The branches of the variant as-written in half precision, and their second derivatives."""
+"""The branches of the variant as-written in half precision."""
 
 import pytest
 import torch
 
-from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward, FirstLayers
+from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 
 WIDTH, INNER, BRANCHES, TOKENS = 6, 12, 3, 5
@@ -26,9 +26,3 @@ def test_half_precision_follows_inputs_or_autocast(dtype, autocast, tokens):
     out.float().sum().backward()
     assert {p.grad.dtype for p in (layer.fc1.weight, layer.fc2.weight)} == {dtype}
     assert {w.dtype for w in (layer.fc1.weights.alpha, layer.fc2.weights.alpha)} == {torch.float}
-
-
-def test_first_layers_have_second_derivatives():
-    layer = FirstLayers(WIDTH, INNER, BranchWeights(BRANCHES)).double()
-    x = torch.randn(TOKENS, WIDTH, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradgradcheck(layer, (x,))
