@@ -18,7 +18,6 @@ from tests.weighted_transformer.tiny import (
     weights_in,
 )
 
-
 AS_WRITTEN = {"branch_residual": "as-written"}
 
 
