@@ -202,7 +202,7 @@ def test_incremental_decoding_equals_a_full_pass(variant, attention):
 
 @EACH_VARIANT
 @ATTENTIONS
-def test_dropout_acts_before_the_residual_in_training(variant, attention):
+def test_dropouts_act_before_the_residual_in_training(variant, attention):
     options = {"branch_residual": variant, "branch_decoder_attention": attention}
     options |= {"encoder_normalize_before": True, "decoder_normalize_before": True}
     model = tiny_weighted_transformer(dropout=1.0, **options)
@@ -213,8 +213,14 @@ def test_dropout_acts_before_the_residual_in_training(variant, attention):
     assert torch.equal(encoder(encoder_out, padding), encoder_out)
     assert torch.equal(decoder(x, encoder_out, padding)[0], x)
     model.eval()
-    assert not torch.allclose(encoder(encoder_out, padding), encoder_out)
+    expected = encoder(encoder_out, padding)
+    assert not torch.allclose(expected, encoder_out)
     assert not torch.allclose(decoder(x, encoder_out, padding)[0], x)
+    # within attention and feed-forward networks
+    for rate in ("attention_dropout", "activation_dropout"):
+        encoder = tiny_weighted_transformer(**options, **{rate: 0.5}).encoder.layers[0]
+        assert not torch.allclose(encoder(encoder_out, padding), expected)
+        torch.testing.assert_close(encoder.eval()(encoder_out, padding), expected)
 
 
 @EACH_VARIANT
