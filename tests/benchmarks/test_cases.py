@@ -116,10 +116,8 @@ def test_a_picture_shows_the_published_code_where_it_took_part():
     rows = [row(training, "transformer_xl", None), row(training, "transformer_lm", 0.8)]
     rows += [row(training, PUBLISHED, 2.123), row(training, PUBLISHED, 9.0, AUTOCAST)]
     assert plot.summarise([training, evaluation], rows) == []
-    rows.append(row(evaluation, PUBLISHED, 4.0))
-    (shown,) = plot.summarise([training, evaluation], rows)
-    title = {"model": "Transformer-XL, 2 layers", "rival": PUBLISHED}
-    assert shown == {**title, "training": 2.12, "evaluation": 4.0}
+    (shown,) = plot.summarise([training, evaluation], [*rows, row(evaluation, PUBLISHED, 4.0)])
+    assert (shown["rival"], shown["training"], shown["evaluation"]) == (PUBLISHED, 2.12, 4.0)
 
 
 def products(off=0.0, rows=1, agreement=1.0, done=None):
@@ -160,7 +158,6 @@ def test_models_take_turns_after_one_that_warms_up(monkeypatch):
     ours, twice = measure_rows(products(done=done), monkeypatch)
     assert done == [1, 2] * 4
     assert (ours.seconds, twice.seconds) == ([1, 3, 5], [2, 4, 6])
-    assert (ours.median, twice.median) == (3, 4)
     assert (ours.times, twice.times) == (None, pytest.approx(4 / 3))
     assert (ours.peak_bytes, twice.peak_bytes) == (5, 7)
     assert (ours.multiply_adds, twice.multiply_adds) == (8 * 16 * 32, 2 * 8 * 16 * 32)
@@ -170,24 +167,21 @@ def test_models_take_turns_after_one_that_warms_up(monkeypatch):
 
 def test_a_model_is_compared_with_ours_in_each_dtype(monkeypatch):
     rows = measure_rows(products(), monkeypatch, 1, (BF16, AUTOCAST, FP32))
-    times = {(row.model, row.dtype): row.times for row in rows}
     # turns take 1 to 5 seconds
-    assert times == {
-        **dict.fromkeys([("ours", BF16), ("ours", AUTOCAST), ("ours", FP32)]),
-        ("twice", BF16): 2 / 1,
-        ("twice", FP32): 5 / 4,
-    }
+    assert [(row.dtype, row.times) for row in rows if row.model == "twice"] == [
+        (BF16, 2 / 1),
+        (FP32, 5 / 4),
+    ]
 
 
 @pytest.mark.parametrize(
     ("off", "rows", "agreement", "refused"),
     [
         (0.05, 100, 1.0, False),
-        (-0.2, 1, 1.0, True),
         (math.nan, 1, 1.0, True),
         # some of the rows may differ
-        (0.2, 1, 0.99, False),
-        (0.2, 2, 0.99, True),
+        (-0.2, 1, 0.99, False),
+        (-0.2, 2, 0.99, True),
     ],
 )
 def test_what_computes_other_things_is_not_compared(off, rows, agreement, refused):

@@ -9,11 +9,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.modules import SinusoidalPositionalEmbedding
-from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.streams import StreamPasts
@@ -21,6 +20,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, build_criterion, make_batch
 from tests.gpu.host_waits import WAITS, counted_waits
+from tests.optimizers import LOSS_SCALES, in_precision
 from tests.product_key_memory.tiny import tiny_language_model
 from tests.weighted_transformer import tiny as weighted
 
@@ -50,23 +50,12 @@ UPDATES = 6
 
 @pytest.fixture(autouse=True)
 def fairseq_without_a_gpu(request, monkeypatch):
-    """Let fairseq's flat copies and torch's scaler work on a CPU.
+    """Let fairseq's flat copies work on a CPU.
 
     fairseq stores a flat copy under the index of the GPU, which is None for parameters on a CPU.
     """
     if "cpu" in request.node.name:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-        scaler = functools.partial(torch.amp.GradScaler, "cpu")
-        monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
-
-
-def nested_tensors(value):
-    """Return all tensors in an attribute, however deep in lists, tuples and dictionaries."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in nested_tensors(item)]
-    return [value] if isinstance(value, Tensor) else []
 
 
 def misplaced(model, device):
@@ -79,8 +68,8 @@ def misplaced(model, device):
         for name, module in model.named_modules()
         if not isinstance(module, SinusoidalPositionalEmbedding)
         for attribute, value in vars(module).items()
-        if attribute != "_future_mask"
-        and any(tensor.device.type != device for tensor in nested_tensors(value))
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor) and leaf.device.type != device and attribute != "_future_mask"
     ]
 
 
@@ -93,19 +82,6 @@ def test_every_tensor_moves_with_its_model(case, device):
     assert misplaced(model, device) == [".spare"]
 
 
-def build_optimizer_in(model, precision, name):
-    """Build fairseq's optimizer of this name, in the wrapper for a precision."""
-    cfg = OmegaConf.structured(FairseqConfig())
-    cfg.common.bf16 = precision == "bf16"
-    cfg.common.fp16_init_scale = 16
-    cfg.common.fp16_no_flatten_grads = True
-    cfg.optimizer = {"_name": name, "lr": [0.01], **(ADAM if "adam" in name else {})}
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if precision == "fp32":
-        return build_optimizer(cfg.optimizer, parameters)
-    return (AMPOptimizer if precision == "amp" else FP16Optimizer).build_optimizer(cfg, parameters)
-
-
 def learn(device, precision, kind, during=None):
     """Train; return the losses in nats a token, the model and its optimizer.
 
@@ -116,7 +92,11 @@ def learn(device, precision, kind, during=None):
     # the learning rate is so large that κ, α and spans would leave their bounds if unconstrained
     model = build(dropout=0.0).to(device).to(dtype).train()
     criterion = build_criterion(criterion).train()
-    optimizer = build_optimizer_in(model, precision, optimizer)
+    options = {"_name": optimizer, "lr": [0.01], **(ADAM if "adam" in optimizer else {})}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = in_precision(
+        OmegaConf.create(options), parameters, None if precision == "fp32" else precision
+    )
     sample = make_batch(model, device)
     pasts = StreamPasts() if hasattr(model.decoder, "network") else None
     losses = []
@@ -157,7 +137,7 @@ def test_every_precision_trains_as_single_precision_does(kind, precision, device
     assert losses == pytest.approx(exact, abs=PRECISIONS[precision][1])
     if precision == "amp":
         assert optimizer.scaler.is_enabled()
-        assert optimizer.scaler.get_scale() == 16
+        assert optimizer.scaler.get_scale() == LOSS_SCALES[precision]
     check_bounds(model)
 
 

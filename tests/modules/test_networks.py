@@ -1,7 +1,6 @@
-"""Blocks equal the models' layers; the documented code runs; PyTorch's own tools work."""
+"""Networks in plain PyTorch: the documented code runs, and so do PyTorch's own tools."""
 
 import copy
-import re
 import runpy
 
 import pytest
@@ -12,74 +11,25 @@ from torch.func import functional_call, grad, jacrev, vmap
 from fairseq_plugins.all_attention.attention import HeadProjection
 from fairseq_plugins.modules import (
     AllAttentionBlock,
-    Past,
     ProductKeyMemory,
     TransformerXL,
-    TransformerXLBlock,
     WeightedDecoderLayer,
 )
 from tests.end_to_end.commands import ROOT
+from tests.modules import page
 from tests.segment_language_model.networks import BUILDERS, build, draw, read_segments
-from tests.tiny import scores_by_segment, spread_spans, tiny_model, tiny_transformer_xl, tokens
+from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
-LENGTH, MEM_LEN, SPAN, SEGMENTS = 8, 11, 6, 4
-each_block = pytest.mark.parametrize("name", [name for name in BUILDERS if "Block" in name])
 each_network = pytest.mark.parametrize("name", BUILDERS)
 
 
 def test_the_pages_code_runs():
-    page = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
-    names = {"__name__": "page"}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names)
-    assert names["y"].shape == (8, 16, 64)
-    assert [past.length for past in names.values() if isinstance(past, Past)] == [32]
-    assert names["output"].shape == (4, 12, 512)
+    shapes = [tuple(output.shape) for output, *_ in page.results()]
+    assert shapes == [(8, 16, 64), (8, 16, 64), (8, 64, 512), (4, 12, 512)]
 
 
-@pytest.fixture(scope="module")
-def example():
-    """Return the names that the example defines."""
-    return runpy.run_path(str(ROOT / "examples" / "plain_pytorch" / "train.py"))
-
-
-def transformer_xl():
-    model = tiny_transformer_xl(mem_len=MEM_LEN)
-    for vector in model.decoder.network.layers[0].self_attn.biases.parameters():
-        nn.init.normal_(vector)
-    return model, TransformerXLBlock(16, 2, 24, MEM_LEN)
-
-
-def all_attention():
-    model = tiny_model(adaptive_span=True, span_ramp=2, mem_len=SPAN)
-    spread_spans(model)
-    block = AllAttentionBlock(16, 2, 5, SPAN)
-    block.self_attn.span.ramp = 2
-    block.positions.load_state_dict(model.decoder.network.positions.state_dict())
-    return model, block
-
-
-@pytest.mark.parametrize("build", [transformer_xl, all_attention])
-@pytest.mark.parametrize("training", [True, False])
-def test_a_block_equals_the_models_layer(build, training):
-    """Compare it with each layer of a model that reads a text segment by segment."""
-    model, block = (module.train(training) for module in build())
-    layers, seen = model.decoder.network.layers, []
-    for layer in layers:
-        layer.register_forward_hook(lambda layer, args, out: seen.append((layer, args[0], out[0])))
-    pasts = {}
-    with torch.set_grad_enabled(training):
-        mode = torch.enable_grad if training else torch.no_grad
-        scores_by_segment(model, tokens(2, SEGMENTS * LENGTH), LENGTH, mode)
-        for layer, x, expected in seen:
-            block.layers[0].load_state_dict(layer.state_dict())
-            y, pasts[layer] = block(x, pasts.get(layer))
-            torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
-    assert len(seen) == SEGMENTS * len(layers)
-    # without its past, it would not equal the layer
-    assert not torch.allclose(block(x)[0], expected)
-
-
-def test_the_example_carries_its_past_through_the_text(example, monkeypatch):
+def test_the_example_carries_its_past_through_the_text(monkeypatch):
+    example = runpy.run_path(str(ROOT / "examples" / "plain_pytorch" / "train.py"))
     lengths, forward = [], example["LanguageModel"].forward
 
     def recorded(self, inputs, past=None):
@@ -148,61 +98,54 @@ def test_models_with_compiled_layers_compute_the_same(monkeypatch, build_model, 
     torch.testing.assert_close(*results)
 
 
-def projections(network):
-    """Return the names of all linear maps of a network, and the maps."""
-    kinds = (nn.Linear, HeadProjection)
-    return {name: each for name, each in network.named_modules() if isinstance(each, kinds)}
+class Sum(nn.Module):
+    """A linear map with another one beside it, as LoRA has."""
 
-
-class Adapted(nn.Module):
-    """A linear map with another one of low rank beside it, as LoRA has."""
-
-    def __init__(self, base, added):
+    def __init__(self, base, beside):
         super().__init__()
-        self.base, self.added = base, copy.deepcopy(base)
-        self.added.weight.data.copy_(added)
-        if getattr(base, "bias", None) is not None:
-            self.added.bias.data.zero_()
+        self.base, self.beside = base, beside
 
     def forward(self, *args):
-        return self.base(*args) + self.added(*args)
+        return self.base(*args) + self.beside(*args)
+
+
+def replace(network, name, beside):
+    parent, _, child = name.rpartition(".")
+    setattr(network.get_submodule(parent), child, Sum(network.get_submodule(name), beside))
+
+
+def hook(network, name, beside):
+    network.get_submodule(name).register_forward_hook(lambda _, args, out: out + beside(*args))
 
 
 @each_network
-def test_every_linear_map_can_be_replaced(name):
-    torch.manual_seed(1)
+def test_an_adapter_or_a_hook_on_any_linear_map_acts_as_other_weights(name):
     network = build(name)
-    names = set(projections(network))
-    maps = {"q_proj", "k_proj", "v_proj", "out_proj"}
-    maps |= set() if "AllAttention" in name else {"position_projection.proj", "fc1", "fc2"}
-    assert len(names) == len(network.layers) * len(maps)
-    for each in names:
-        adapted, expected = copy.deepcopy(network), copy.deepcopy(network)
-        weight = projections(network)[each].weight
-        added = torch.randn_like(weight[:, :1]) @ torch.randn_like(weight[:1])
-        parent, _, child = each.rpartition(".")
-        setattr(adapted.get_submodule(parent), child, Adapted(projections(adapted)[each], added))
-        projections(expected)[each].weight.data += added
-        for training in (True, False):
-            (y, *_), (wanted, *_), (without, *_) = (
-                outputs_and_gradients(one.train(training), one, training)
-                for one in (adapted, expected, network)
-            )
-            torch.testing.assert_close(y, wanted)
-            assert not torch.allclose(y, without), each
-
-
-@each_network
-def test_networks_call_each_linear_map_with_its_hooks(name):
-    network = build(name)
-    for linear_map, module in projections(network).items():
-        for training in (True, False):
-            network.train(training)
-            plain = outputs_and_gradients(network, network, training)[0]
-            hook = module.register_forward_hook(lambda _, args, out: 2 * out)
-            hooked = outputs_and_gradients(network, network, training)[0]
-            hook.remove()
-            assert not torch.allclose(hooked, plain), linear_map
+    maps = {
+        each: module
+        for each, module in network.named_modules()
+        if isinstance(module, (nn.Linear, HeadProjection))
+    }
+    kinds = {"q_proj", "k_proj", "v_proj", "out_proj"}
+    kinds |= set() if "AllAttention" in name else {"position_projection.proj", "fc1", "fc2"}
+    assert len(maps) == len(network.layers) * len(kinds)
+    for each, module in maps.items():
+        beside = copy.deepcopy(module)
+        beside.weight.data = torch.randn_like(module.weight[:, :1]) @ module.weight[:1].detach()
+        if getattr(beside, "bias", None) is not None:
+            beside.bias.data.zero_()
+        expected = copy.deepcopy(network)
+        expected.get_submodule(each).weight.data += beside.weight
+        for attach in (replace, hook):
+            changed = copy.deepcopy(network)
+            attach(changed, each, beside)
+            for training in (True, False):
+                y, wanted, without = (
+                    outputs_and_gradients(one.train(training), one, training)[0]
+                    for one in (changed, expected, network)
+                )
+                torch.testing.assert_close(y, wanted, msg=each)
+                assert not torch.allclose(y, without), each
 
 
 # higher derivatives and torch.func

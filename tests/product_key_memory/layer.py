@@ -4,43 +4,29 @@ import torch
 from torch import nn
 
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import (
-    AdamWithMemoryConfig,
-    FairseqAdamWithMemory,
-    hide_from_fairseq,
-)
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, hide_from_fairseq
 from fairseq_plugins.product_key_memory.query import QueryNetwork
-from tests.optimizers import adam_options
+from tests.optimizers import adam_options, in_precision
 
 # width and slots of the memories in double precision, and the tokens that they read
 D, K, TOKENS = 6, 25, 7
 PADDING = torch.tensor([False, True, False, False, True, True, False])
-# arguments of the query network and of the output
-QUERY = {"hidden_dims", "batch_norm", "layer_norm", "query_dropout", "input_dropout"}
-OUTPUT = {"norm", "gate", "value_dropout"}
+BATCH_NORM = {"query": {"batch_norm": True}}
 EVERYTHING = {
-    "hidden_dims": (5, 3),
-    "batch_norm": True,
-    "layer_norm": True,
+    "query": {"hidden_dims": (5, 3), "batch_norm": True, "layer_norm": True},
+    "output": {"norm": True, "gate": True},
     "value_dim": 3,
-    "norm": True,
-    "gate": True,
 }
 
 
-def build_memory(embed_dim, heads, query_dim, **options):
-    """Build a memory; options may be those of its query network and its output."""
-    query = {name: value for name, value in options.items() if name in QUERY}
-    output = {name: value for name, value in options.items() if name in OUTPUT}
-    rest = {name: options[name] for name in options.keys() - QUERY - OUTPUT}
-    for arguments, name in ((query, "query_dropout"), (output, "value_dropout")):
-        if name in arguments:
-            arguments["dropout"] = arguments.pop(name)
+def build_memory(embed_dim, heads, query_dim, query=None, output=None, **options):
+    """Build a memory; ``query`` and ``output`` are options of its query network and its output."""
     if query:
-        rest["query"] = QueryNetwork(embed_dim, heads, query_dim, **query)
+        options["query"] = QueryNetwork(embed_dim, heads, query_dim, **query)
     if output:
-        rest["output"] = MemoryOutput(embed_dim, options.get("value_dim") or embed_dim, **output)
-    return ProductKeyMemory(embed_dim, heads=heads, query_dim=query_dim, **rest)
+        value_dim = options.get("value_dim") or embed_dim
+        options["output"] = MemoryOutput(embed_dim, value_dim, **output)
+    return ProductKeyMemory(embed_dim, heads=heads, query_dim=query_dim, **options)
 
 
 def exact_memory(seed=1, heads=2, query_dim=4, **options):
@@ -66,24 +52,24 @@ def draw(*shape):
 WIDTH, SLOTS = 8, 64
 
 
-def hide_values(memory):
-    """Keep the values' gradient beside autograd, for adam_with_memory."""
-    hide_from_fairseq(memory)
-    return memory
-
-
-def make_memory(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
+def make_memory(slots=SLOTS, knn=3, seed=1, **choices):
+    """Build a memory that keeps the values' gradient beside autograd, for adam_with_memory."""
     torch.manual_seed(seed)
     memory = build_memory(WIDTH, 2, 4, slots=slots, knn=knn, **choices)
-    return hide_values(memory) if apart else memory
+    hide_from_fairseq(memory)
+    return memory
 
 
 class Pair(nn.Module):
     """Two memories in sequence; the second shares the values of the first."""
 
-    def __init__(self, first, second):
+    def __init__(self, seed=1, **choices):
         super().__init__()
-        self.first, self.second = first, second
+        self.first = make_memory(seed=seed, **choices)
+        self.second = build_memory(
+            WIDTH, 1, 6, slots=SLOTS, knn=3, values=self.first.values, **choices
+        )
+        hide_from_fairseq(self.second)
 
     @property
     def values(self):
@@ -93,29 +79,20 @@ class Pair(nn.Module):
         return self.second(x + self.first(x))
 
 
-def make_pair(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
-    first = make_memory(apart, slots, knn, seed, **choices)
-    second = build_memory(WIDTH, 1, 6, slots=slots, knn=knn, values=first.values, **choices)
-    return Pair(first, hide_values(second) if apart else second)
+def adam_with_memory(model, precision=None, common=None, **choices):
+    choices = {"_name": "adam_with_memory", "lr": [0.01], **choices}
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options = adam_options(AdamWithMemoryConfig, **choices)
+    return in_precision(options, learned, precision, **(common or {}))
 
 
-def dense(memory):
-    return [parameter for parameter in memory.parameters() if parameter.requires_grad]
-
-
-def adam_with_memory(memory, **choices):
-    options = adam_options(AdamWithMemoryConfig, **{"lr": [0.01], **choices})
-    return FairseqAdamWithMemory(options, dense(memory))
-
-
-def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
-    """Train the memory, with another random batch in each update, and return it."""
+def learn(memory, optimizer, updates=5, tokens=4, seed=2):
+    """Train the memory, with another random batch in each update."""
     torch.manual_seed(seed)
-    dtype = dense(memory)[-1].dtype
-    for update in range(updates):
+    for _ in range(updates):
         optimizer.zero_grad()
-        x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)
+        x, wanted = torch.randn(2, tokens, WIDTH).to(memory.values.weight.dtype)
         optimizer.backward((memory(x) - wanted).float().square().sum())
-        after(update)
+        optimizer.multiply_grads(0.5)
+        optimizer.clip_grad_norm(100.0)
         optimizer.step()
-    return memory

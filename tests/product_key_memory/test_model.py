@@ -11,13 +11,10 @@ from fairseq.models.ema.ema import EMA
 
 from fairseq_plugins.product_key_memory.model import LANGUAGE_MODELS
 from scripts.docs import tables
-from tests.product_key_memory.layer import adam_with_memory
 from tests.product_key_memory.tiny import (
     BUILDERS,
     build,
     memories,
-    padded,
-    score,
     tiny_language_model,
     tiny_transformer,
 )
@@ -43,20 +40,29 @@ def test_presets_equal_the_papers_models(arch):
     assert decoder.output_projection.weight is decoder.embed_tokens.weight
 
 
+DECODER = "decoder_memory_layers"
+
+
 @pytest.mark.parametrize(
     ("build_it", "options", "words"),
     [
-        (tiny_language_model, {"memory_layers": "4"}, "--memory-layers is '4': .* from 1 to 3"),
-        (tiny_language_model, {"memory_layers": "2", "memory_slots": 50}, "`slots` is 50: .*49"),
+        (tiny_language_model, {"memory_layers": "0"}, "--memory-layers is '0': .* from 1 to 3"),
+        (tiny_language_model, {"memory_layers": "1,4"}, "--memory-layers is '1,4': .* to 3"),
+        (tiny_language_model, {"memory_layers": "3;2"}, "--memory-layers is '3;2': .* such as 6,1"),
+        (
+            tiny_language_model,
+            {"memory_layers": "2", "memory_query_hidden_dims": "8;9"},
+            "--memory-query-hidden-dims is '8;9': .* 512,512",
+        ),
         (
             tiny_language_model,
             {"memory_layers": "2", "decoder_layers_to_keep": "1"},
             "--decoder-layers-to-keep is 1 with --memory-layers 2: leave one",
         ),
-        (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
+        (tiny_transformer, {DECODER: "1,1"}, "--decoder-memory-layers is '1,1': .* each once"),
         (
             tiny_transformer,
-            {"decoder_memory_layers": "1", "cross_self_attention": True},
+            {DECODER: "1", "cross_self_attention": True},
             "--cross-self-attention is True with --decoder-memory-layers 1: leave one",
         ),
     ],
@@ -80,26 +86,18 @@ def test_an_average_has_the_hidden_values_and_statistics(kind):
     model = build(kind, memory_optimizer="adam_with_memory", memory_query_batch_norm=True)
     config = SimpleNamespace(ema_decay=0.5, ema_seed_model=None, ema_fp32=False)
     config.ema_start_update, config.ema_update_freq = 0, 1
-    average, optimizer = EMA(model, config), adam_with_memory(model)
-    expected = copy.deepcopy(model.state_dict())
-    for seed in range(2):
-        torch.manual_seed(seed)
-        optimizer.zero_grad()
-        optimizer.backward(score(model.train(), padded(7, 4, 5)).square().sum())
-        optimizer.step()
-        average.step(model, 1)
+    average, expected = EMA(model, config), copy.deepcopy(model.state_dict())
+    for _ in range(2):
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                expected[name] = 0.5 * expected[name] + 0.5 * value
+                expected[name].lerp_(value.normal_(), 0.5)
+        average.step(model, 1)
     averaged = average.get_model().state_dict()
-    for memory in memories(model):
-        assert (memory.values.weight.grad, memory.values.weight.requires_grad) == (None, False)
-    tables = [name for name in expected if name.endswith("values.weight")]
+    tables = [name for name in averaged if name.endswith("values.weight")]
     assert len(tables) == len(memories(model))
-    for name in tables:
-        assert not torch.equal(averaged[name], model.state_dict()[name])
     for name, value in averaged.items():
         # fairseq averages a tied parameter once for each of its names, and no version
         tied = sum(value.data_ptr() == other.data_ptr() for other in averaged.values()) > 1
         if value.is_floating_point() and not tied and "version" not in name:
             torch.testing.assert_close(value, expected[name])
+        assert name not in tables or not torch.equal(value, model.state_dict()[name])

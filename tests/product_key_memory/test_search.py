@@ -1,4 +1,4 @@
-"""The search for keys: the exact best ones, their order, candidates, faiss, precision."""
+"""The search for keys: the exact best ones, their order, faiss, precision."""
 
 import sys
 
@@ -6,12 +6,8 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import search as fast_search
-from fairseq_plugins.product_key_memory.search import (
-    KERNELS,
-    FlatKeys,
-    ProductKeys,
-    candidate_pairs,
-)
+from fairseq_plugins.product_key_memory.search import KERNELS, FlatKeys, ProductKeys
+from tests.gradients import assert_same
 from tests.reference.product_key_memory import best_pairs
 
 SUBKEYS, TOKENS, HALF, HEADS = 6, 5, 3, 3
@@ -23,10 +19,10 @@ def integers(limit, *shape):
     return torch.randint(-limit, limit + 1, shape).float()
 
 
-def draw(kind):
+def draw(kind, n):
     """Draw queries (N, H, 2·HALF) and sub-keys (H, 2, n, HALF) whose sub-scores are exact."""
     queries = integers(500, TOKENS, HEADS, 2 * HALF)
-    subkeys = integers(500, HEADS, 2, SUBKEYS, HALF)
+    subkeys = integers(500, HEADS, 2, n, HALF)
     if kind == "few values":
         queries, subkeys = queries.sign(), subkeys.sign()
     elif kind == "all alike":
@@ -39,11 +35,11 @@ def draw(kind):
         queries[..., [0, HALF]] = 1
         for head in subkeys:
             for half in head:
-                half[:, 0] = torch.randperm(SUBKEYS).float()
+                half[:, 0] = torch.randperm(n).float()
         if kind == "sums that round alike":
             # above 2^24, float32 numbers are 2 apart: adding less than 1 changes nothing
             subkeys[:, 0, :, 0] = 2.0**24 + 4 * (subkeys[:, 0, :, 0] // 2)
-            subkeys[:, 1] /= 8
+            subkeys[:, 1] /= n + 2
     return queries, subkeys
 
 
@@ -88,34 +84,19 @@ def assert_best_pairs(scores, slots, parts, k):
         assert torch.equal(sums, first[pairs // len(first)] + second[pairs % len(first)])
 
 
-KINDS = ["many values", "few values", "all alike", "one half alike"]
+KINDS = [
+    *("many values", "few values", "all alike", "one half alike"),
+    *("equal sums only", "sums that round alike"),
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("k", [1, 4, SUBKEYS + 1, SLOTS])
-@pytest.mark.parametrize("kind", [*KINDS, "equal sums only", "sums that round alike"])
-def test_product_keys_give_the_best_slots_in_order(kind, k, kernel, loops_or_torch):
-    queries, subkeys = draw(kind)
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (6, 4), (6, 7), (6, 36), (40, 100)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_keys_give_the_best_slots_in_order(kind, n, k, kernel, loops_or_torch):
+    queries, subkeys = draw(kind, n)
     selected = product_keys(subkeys, kernel)(queries, k)
     assert_best_pairs(*selected, sub_scores(queries, subkeys), k)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("k", [1, 7, 64, 100, 4096])
-@pytest.mark.parametrize("kind", [ProductKeys, FlatKeys])
-def test_many_keys_give_the_best_slots(kind, k, kernel, with_or_without_faiss):
-    torch.manual_seed(k)
-    keys, queries = kind(2, 64**2, 8, kernel), torch.randn(3, 2, 8)
-    scores, slots = keys(queries, k)
-    (drawn,) = keys.parameters()
-    if kind is ProductKeys:
-        one, other = drawn.unbind(1)
-        drawn = torch.cat([one.repeat_interleave(64, 1), other.repeat(1, 64, 1)], dim=-1)
-    everything = torch.einsum("nhd,hkd->nhk", queries, drawn)
-    torch.testing.assert_close(scores, everything.sort(dim=-1, descending=True).values[..., :k])
-    torch.testing.assert_close(everything.gather(-1, slots), scores)
-    # no slot is taken twice
-    assert (slots.sort(dim=-1).values.diff(dim=-1) > 0).all()
 
 
 @pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
@@ -182,21 +163,6 @@ def test_scores_are_ranked_at_any_size(dtype, loops_or_torch):
     assert_best_pairs(*selected, keys.squeeze(-1).unsqueeze(0), 20)
 
 
-@pytest.mark.parametrize(("k", "n"), [(1, 4), (3, 2), (4, 2), (5, 9), (32, 512), (32, 5), (36, 6)])
-def test_candidates_are_the_pairs_that_can_win(k, n):
-    candidates = {tuple(pair) for pair in candidate_pairs(k, n).t().tolist()}
-    assert len(candidates) == candidate_pairs(k, n).size(1)
-    ranks = torch.arange(min(n, k + 1))
-    for a in ranks.tolist():
-        for b in ranks.tolist():
-            # the best case for this pair: scores up to it are nearly equal, later ones far lower
-            first = (ranks <= a).double() - 1e-3 * ranks
-            second = (ranks <= b).double() - 1e-3 * ranks
-            sums = first[:, None] + second
-            ahead = (sums > sums[a, b]).sum().item()
-            assert ((a, b) in candidates) == (ahead < k)
-
-
 def test_scores_that_are_not_numbers_stay_so(loops_or_torch):
     torch.manual_seed(1)
     keys = torch.randn(2, 2, 30, 1)
@@ -206,41 +172,20 @@ def test_scores_that_are_not_numbers_stay_so(loops_or_torch):
     assert (slots[scores.isnan()] // 30 == 17).all()
 
 
-def search_random_keys():
-    """Return random queries, sub-keys of 2 heads, and the scores and slots of the best 8."""
-    torch.manual_seed(1)
-    queries = torch.randn(TOKENS, 2, 2 * HALF, dtype=torch.double, requires_grad=True)
-    keys = product_keys(torch.randn(2, 2, SUBKEYS, HALF, dtype=torch.double))
-    return queries, keys.subkeys, *keys(queries, 8)
-
-
 @pytest.mark.parametrize("queries_at_a_time", [1, 3, TOKENS])
 def test_scores_and_gradients_equal_those_through_all_pairs(monkeypatch, queries_at_a_time):
     allowed = 2 * 2 * SUBKEYS * queries_at_a_time
     monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", allowed)
-    queries, subkeys, scores, slots = search_random_keys()
+    torch.manual_seed(1)
+    queries = torch.randn(TOKENS, 2, 2 * HALF, dtype=torch.double, requires_grad=True)
+    keys = product_keys(torch.randn(2, 2, SUBKEYS, HALF, dtype=torch.double))
+    scores, slots = keys(queries, 8)
+    assert not slots.requires_grad
     # (N, H, halves, n) -> (N, H, n, n)
-    halves = torch.einsum("nhsd,hsid->nhsi", queries.unflatten(-1, (2, -1)), subkeys)
+    halves = torch.einsum("nhsd,hsid->nhsi", queries.unflatten(-1, (2, -1)), keys.subkeys)
     everything = halves[:, :, 0, :, None] + halves[:, :, 1, None, :]
     best = everything.flatten(2).sort(dim=-1, descending=True)
     assert torch.equal(slots, best.indices[..., :8])
-    torch.testing.assert_close(scores, best.values[..., :8])
     # a sub-key is part of several selected slots
     assert (slots // SUBKEYS == slots[..., :1] // SUBKEYS).sum(-1).max() > 1
-    grad = torch.randn_like(scores)
-    gradients = torch.autograd.grad(scores, [queries, subkeys], grad)
-    expected = torch.autograd.grad(best.values[..., :8], [queries, subkeys], grad)
-    torch.testing.assert_close(gradients, expected)
-
-
-def test_top_k_ranks_equal_scores_by_their_numbers():
-    """Minus zero equals zero, and is not below it."""
-    scores = torch.tensor([-2.0, -0.0, 0.0, 3.0, -0.0, torch.inf, 0.0, -torch.inf])
-    assert fast_search.top_k(scores, 8).tolist() == [5, 3, 1, 2, 4, 6, 0, 7]
-    assert fast_search.plain_top_k(scores, 8)[1].tolist() == [5, 3, 1, 2, 4, 6, 0, 7]
-
-
-def test_slots_have_no_gradient():
-    _, _, scores, slots = search_random_keys()
-    assert scores.requires_grad
-    assert not slots.requires_grad
+    assert_same(scores, best.values[..., :8], [queries, keys.subkeys])

@@ -10,31 +10,29 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.values import Values, rows_as_gradient
-from tests.product_key_memory.layer import (
-    TOKENS,
-    WIDTH,
-    D,
-    draw,
-    exact_memory,
-    make_pair,
-)
+from fairseq_plugins.product_key_memory.values import Values
+from tests.product_key_memory.layer import BATCH_NORM, TOKENS, WIDTH, D, Pair, draw, exact_memory
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_two_reads_in_one_graph_add_their_gradients(recomputed):
-    ordinary = exact_memory()
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_two_reads_in_one_graph_add_their_gradients(reentrant):
+    """Also if activations are computed again, which batch norm counts once."""
+    ordinary = exact_memory(**BATCH_NORM)
     beside = copy.deepcopy(ordinary)
     beside.values.keep_gradient_beside_autograd()
     x = draw(TOKENS, D)
-    ordinary(ordinary(x)).square().sum().backward()
 
     def read_beside(x):
-        return checkpoint(beside, x, use_reentrant=False) if recomputed else beside(x)
+        if reentrant is None:
+            return beside(x)
+        return checkpoint(beside, x, use_reentrant=reentrant)
 
+    ordinary(ordinary(x)).square().sum().backward()
     read_beside(read_beside(x)).square().sum().backward()
     assert not beside.values.weight.requires_grad
-    torch.testing.assert_close(beside.values.weight.grad.to_dense(), ordinary.values.weight.grad)
+    for one, other in zip(beside.parameters(), ordinary.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.to_dense(), other.grad)
+    torch.testing.assert_close([*beside.buffers()], [*ordinary.buffers()])
     beside.zero_grad()
     assert beside.values.weight.grad is None
 
@@ -52,14 +50,14 @@ def test_values_beside_autograd_get_no_gradient_in_evaluation():
 
 
 def test_shared_values_stay_one_parameter():
-    pair, other = make_pair(False), make_pair(False, seed=2)
+    pair, other = Pair(), Pair(seed=2)
     state = pair.state_dict()
     # as torch saves tied parameters
     tables = [state[f"{name}.values.weight"] for name in ("first", "second")]
     assert tables[0].data_ptr() == tables[1].data_ptr()
     other.load_state_dict(state)
     copies = copy.deepcopy(other), pickle.loads(pickle.dumps(other))
-    for each in (other, *copies, make_pair(False, seed=3).to("meta").to_empty(device="cpu")):
+    for each in (other, *copies, Pair(seed=3).to("meta").to_empty(device="cpu")):
         each.to(torch.bfloat16).to(torch.float32)
         assert each.second.values is each.first.values
         assert len([name for name, _ in each.named_parameters() if "values" in name]) == 1
@@ -107,14 +105,6 @@ READS = {
 }
 
 
-def build_values(table, kernel, sparse, beside):
-    memory = Values(*table.shape, kernel, sparse)
-    memory.weight = torch.nn.Parameter(table.detach().clone())
-    if beside:
-        memory.keep_gradient_beside_autograd()
-    return memory
-
-
 @pytest.mark.parametrize(("sparse", "beside"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("kernel", ["plain", "fast", "without numba"])
 @pytest.mark.parametrize("reads", READS)
@@ -127,7 +117,10 @@ def test_sums_and_gradients_equal_the_formula(monkeypatch, reads, kernel, sparse
     slope[1:2] = 0
     # (N, R, 1), (N, R, d) -> (N, d)
     expected = (weights.unsqueeze(-1) * table[rows]).sum(1)
-    memory = build_values(table, "plain" if kernel == "plain" else "fast", sparse, beside)
+    memory = Values(*table.shape, "plain" if kernel == "plain" else "fast", sparse)
+    memory.weight.data = table.detach().clone()
+    if beside:
+        memory.keep_gradient_beside_autograd()
     summed = memory(rows, weights)
     torch.testing.assert_close(summed, expected)
     summed.backward(slope)
@@ -143,26 +136,23 @@ def test_sums_and_gradients_equal_the_formula(monkeypatch, reads, kernel, sparse
         assert listed == table.grad.any(1).nonzero().flatten().tolist()
 
 
-def test_a_buffer_is_used_again_if_it_is_large_enough():
-    memory, like = Values(100, WIDTH), torch.empty(1, WIDTH)
-    first = memory.buffer(16, like)
-    assert first.shape == (16, WIDTH)
-    # nobody has given the first one back
-    other = memory.buffer(16, like)
-    assert other.data_ptr() != first.data_ptr()
-    memory.reuse(gradient(other))
-    # a buffer has room for an eighth more rows than were asked for
-    again = memory.buffer(18, like)
-    assert again.data_ptr() == other.data_ptr()
-    memory.reuse(gradient(again))
-    larger = memory.buffer(19, like)
-    assert (larger.shape, larger.data_ptr() != other.data_ptr()) == ((19, WIDTH), True)
-    memory.reuse(gradient(larger))
-    assert memory.buffer(2, like.double()).dtype == torch.float64
+def test_the_next_gradient_takes_memory_that_was_given_back():
+    memory, weights = Values(TABLE, WIDTH), torch.ones(2, 3, requires_grad=True)
+    memory.keep_gradient_beside_autograd()
 
+    def read(*rows):
+        memory(torch.tensor(rows), weights).sum().backward()
+        grad, memory.weight.grad = memory.weight.grad, None
+        return grad
 
-def gradient(grads):
-    return rows_as_gradient(torch.arange(len(grads)), grads, torch.Size([100, WIDTH]))
+    first, second = read([1, 2, 3], [4, 5, 6]), read([1, 2, 3], [4, 5, 6])
+    places = [grad._values().data_ptr() for grad in (first, second)]
+    assert places[0] != places[1]
+    memory.reuse(second)
+    assert read([1, 2, 3], [3, 2, 1])._values().data_ptr() == places[1]
+    memory.reuse(first)
+    memory.double()
+    assert read([0, 1, 2], [3, 4, 5]).dtype == torch.float64
 
 
 @pytest.mark.parametrize("reads", READS)

@@ -3,8 +3,6 @@
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 1 and 4 to 7.
 """
 
-import itertools
-
 import torch
 
 
@@ -72,19 +70,3 @@ def weighted_feed_forward(layer, x):
     alpha = layer.fc2.weights()
     rest = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.total
     return sum(alpha[i] * feed_forward(i, x, *rest) for i in range(len(alpha)))
-
-
-def nearest_on_simplex(x):
-    """Return the nearest nonnegative vector with sum 1, by trying every set of positive entries.
-
-    For a given set, it is found by subtracting the same amount from each entry.
-    """
-    best, distance = None, float("inf")
-    for size in range(1, len(x) + 1):
-        for chosen in itertools.combinations(range(len(x)), size):
-            part = x[list(chosen)]
-            y = torch.zeros_like(x)
-            y[list(chosen)] = part - (part.sum() - 1) / size
-            if (y >= 0).all() and (x - y).square().sum() < distance:
-                best, distance = y, (x - y).square().sum()
-    return best

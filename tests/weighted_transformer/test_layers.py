@@ -154,21 +154,17 @@ def test_layers_with_equal_weights_are_fairseqs(attention, pre_norm, parameteriz
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"parameterization": "softmax"}])
-def test_inference_equals_training_for_any_number_of_tokens(options):
-    layer = WeightedLinear(12, 8, BranchWeights(4, **options)).double()
+@pytest.mark.parametrize("branched", [False, True])
+def test_inference_equals_training_for_any_number_of_tokens(branched, options):
+    weights = [BranchWeights(4, **options) for _ in range(2)]
+    if branched:
+        layer = perturb(BranchedFeedForward(12, 24, *weights).double())
+    else:
+        layer = WeightedLinear(12, 8, weights[0]).double()
     for tokens in (0, 1, 60):
         x = torch.randn(tokens, 2, 12, dtype=torch.double, requires_grad=True)
         inputs = [x, *layer.parameters()]
         assert_same(layer.train()(x), layer.eval()(x), inputs)
-
-
-def test_a_weighted_layer_computes_the_same_without_gradients():
-    """Also where an optimizer without projection has let the weights leave the simplex."""
-    layer, x = WeightedLinear(12, 8, BranchWeights(4)).double().eval(), torch.randn(3, 12).double()
-    layer.weights.alpha.data *= 1.5
-    expected = layer(x)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), expected)
 
 
 def test_standalone_layers_equal_the_models():
@@ -206,7 +202,7 @@ def test_incremental_decoding_equals_a_full_pass(variant, attention):
 
 @EACH_VARIANT
 @ATTENTIONS
-def test_dropout_acts_before_the_residual_in_training(variant, attention):
+def test_dropouts_act_before_the_residual_in_training(variant, attention):
     options = {"branch_residual": variant, "branch_decoder_attention": attention}
     options |= {"encoder_normalize_before": True, "decoder_normalize_before": True}
     model = tiny_weighted_transformer(dropout=1.0, **options)
@@ -217,8 +213,14 @@ def test_dropout_acts_before_the_residual_in_training(variant, attention):
     assert torch.equal(encoder(encoder_out, padding), encoder_out)
     assert torch.equal(decoder(x, encoder_out, padding)[0], x)
     model.eval()
-    assert not torch.allclose(encoder(encoder_out, padding), encoder_out)
+    expected = encoder(encoder_out, padding)
+    assert not torch.allclose(expected, encoder_out)
     assert not torch.allclose(decoder(x, encoder_out, padding)[0], x)
+    # within attention and feed-forward networks
+    for rate in ("attention_dropout", "activation_dropout"):
+        encoder = tiny_weighted_transformer(**options, **{rate: 0.5}).encoder.layers[0]
+        assert not torch.allclose(encoder(encoder_out, padding), expected)
+        torch.testing.assert_close(encoder.eval()(encoder_out, padding), expected)
 
 
 @EACH_VARIANT

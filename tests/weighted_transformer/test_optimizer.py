@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import logging
 
 import pytest
 import torch
@@ -19,14 +18,14 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     project_to_simplex,
 )
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
-from tests.optimizers import adam_options, in_precision
+from tests.optimizers import EACH_PRECISION, LOSS_SCALES, adam_options, in_precision
 from tests.two_workers import on_two_workers
 from tests.weighted_transformer.tiny import assert_on_simplex
 
-WIDTH, BRANCHES = 8, 4
+WIDTH, BRANCHES, FACTOR = 8, 4, 0.7
 
 
-def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
+def make_network(freeze_after=None, parameterization="simplex", factor=FACTOR):
     torch.manual_seed(1)
     schedule = BranchSchedule(factor, 5, freeze_after, parameterization == "simplex")
     kappa, alpha = (
@@ -41,100 +40,55 @@ def branch_weights(network):
     return [getattr(layer.weights, layer.weights.name) for layer in (network.fc1, network.fc2)]
 
 
-def adam(network, **values):
-    return FairseqAdamWithBranchWeights(adam_options(**values), list(network.parameters()))
+def adam(network, precision=None, weight_decay=0.0, **common):
+    options = adam_options(_name="adam_with_branch_weights", weight_decay=weight_decay)
+    return in_precision(options, network.parameters(), precision, **common)
 
 
-def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, seed=2):
-    """Train for some updates, each with the gradients of ``parts`` passes."""
+def learn(network, optimizer, updates=12, seed=2):
     torch.manual_seed(seed)
-    for update in range(1, updates + 1):
+    for x, y in torch.randn(updates, 2, 6, WIDTH):
         optimizer.zero_grad()
-        heads, wanted = torch.randn(2, 6, WIDTH).to(network.fc1.weight.dtype)
-        for x, y in zip(heads.chunk(parts), wanted.chunk(parts), strict=True):
-            optimizer.backward((network(x) - y).float().square().sum())
-        optimizer.multiply_grads(0.5)
-        optimizer.clip_grad_norm(10.0)
+        optimizer.backward((network(x) - y).square().sum())
         optimizer.step()
-        after(update)
 
 
-def build_optimizer_in(network, precision, **common):
-    if precision is None:
-        return adam(network)
-    options = adam_options(_name="adam_with_branch_weights")
-    return in_precision(options, network.parameters(), precision, fp16_init_scale=4, **common)
-
-
-PRECISIONS = pytest.mark.parametrize(
-    ("precision", "dtype", "common"),
-    [
-        (None, torch.float32, {}),
-        ("amp", torch.float32, {}),
-        ("bf16", torch.bfloat16, {}),
-        ("fp16", torch.float16, {}),
-        ("fp16", torch.float16, {"memory_efficient_fp16": True}),
-    ],
-)
-
-
-@PRECISIONS
-def test_branch_weights_stay_on_the_simplex(precision, dtype, common):
-    network = make_network().to(dtype)
-    optimizer = build_optimizer_in(network, precision, **common)
+@EACH_PRECISION
+def test_updates_equal_adam_a_schedule_and_a_projection_until_frozen(precision, dtype, common):
+    network = make_network(freeze_after=9).to(dtype)
+    optimizer = adam(network, precision, weight_decay=0.1, **common)
     weights, seen = branch_weights(network), []
-
-    def check(update):
-        assert_on_simplex(*(weight.data for weight in weights))
-        (group,) = optimizer.optimizer.param_groups[1:]
-        for held, ours in zip(group["params"], weights, strict=True):
-            assert torch.equal(held.data, ours.data)
-        seen.append(torch.cat([weight.data for weight in weights]))
-
-    learn(network, optimizer, parts=3, after=check)
-    assert network.fc1.weight.dtype == dtype
-    # they moved, also to the edge of the simplex, where only projection keeps them
-    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))
-    assert any((x == 0).any() for x in seen)
-
-
-def test_an_update_equals_adam_and_a_projection():
-    ours, plain = make_network(), make_network()
-    optimizer = adam(ours, weight_decay=0.1)
-    betas, weights = (0.9, 0.98), branch_weights(plain)
-    others = [p for p in plain.parameters() if all(p is not w for w in weights)]
-    main = torch.optim.AdamW(others, lr=1e-3, betas=betas, weight_decay=0.1)
-    apart = torch.optim.Adam(weights, betas=betas)
+    others = [p for p in network.parameters() if all(p is not weight for weight in weights)]
+    # in single precision, as the optimizer's own
+    plain, free = ([nn.Parameter(p.detach().float()) for p in each] for each in (weights, others))
+    apart = torch.optim.Adam(plain, betas=(0.9, 0.98))
+    main = torch.optim.AdamW(free, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1)
+    rounding = {"rtol": 0.02, "atol": 0.02} if dtype != torch.float32 else {}
     torch.manual_seed(2)
-    for update in range(1, 9):
-        x, y = torch.randn(2, 6, WIDTH)
+    for update in range(1, 13):
         optimizer.zero_grad()
-        optimizer.backward((ours(x) - y).square().sum())
+        for x, y in torch.randn(3, 2, 4, WIDTH).to(dtype):
+            optimizer.backward((network(x) - y).float().square().sum())
+        for copied, weight in zip(plain + free, weights + others, strict=True):
+            copied.grad = 0.5 * weight.grad.float() / LOSS_SCALES[precision]
+        optimizer.multiply_grads(0.5)
+        optimizer.clip_grad_norm(0.0)
         optimizer.step()
-        main.zero_grad()
-        apart.zero_grad()
-        (plain(x) - y).square().sum().backward()
         main.step()
-        (group,) = apart.param_groups
-        group["lr"] = 3.0 * min(update**-0.5, update * 5**-1.5)
-        apart.step()
-        for weight in weights:
-            project_to_simplex(weight)
-    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@PRECISIONS
-def test_frozen_branch_weights_stay_bit_for_bit(precision, dtype, common):
-    # small steps, so that the weights do not end in a corner
-    network = make_network(freeze_after=4, factor=0.02).to(dtype)
-    optimizer, states = build_optimizer_in(network, precision, **common), []
-    learn(network, optimizer, 7, after=lambda _: states.append(copy.deepcopy(network.state_dict())))
-    *_, before, at_freezing, _, _, last = states
-    for name, weight in at_freezing.items():
-        frozen = ".weights." in name
-        assert torch.equal(last[name], weight) == frozen
-        assert not frozen or not torch.equal(before[name], weight)
+        if update <= 9:
+            apart.param_groups[0]["lr"] = FACTOR * min(update**-0.5, update * 5**-1.5)
+            apart.step()
+            for weight in plain:
+                project_to_simplex(weight)
+        seen.append(torch.cat([weight.data for weight in weights]))
+        torch.testing.assert_close(weights, plain)
+        assert_on_simplex(*(weight.data for weight in weights))
+        for one, other in zip(others, free, strict=True):
+            torch.testing.assert_close(one.float(), other, **rounding)
+    # they moved, also to the edge of the simplex, where only projection keeps them
+    assert any((x == 0).any() for x in seen)
+    moved = [not torch.equal(one, other) for one, other in itertools.pairwise(seen)]
+    assert moved == [True] * 8 + [False] * 3
 
 
 def test_softmax_logits_are_not_projected():
@@ -147,33 +101,19 @@ def test_softmax_logits_are_not_projected():
 
 
 @pytest.mark.parametrize("freeze_after", [None, 6])
-def test_a_resumed_run_is_the_unbroken_one(freeze_after):
-    first = make_network(freeze_after)
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_resumed_run_is_the_unbroken_one(copied, freeze_after):
+    first, second = make_network(freeze_after), make_network(freeze_after)
     optimizer = adam(first)
     learn(first, optimizer, 5)
-    saved = copy.deepcopy((first.state_dict(), optimizer.state_dict()))
-    learn(first, optimizer, 5, seed=3)
-    second = make_network(freeze_after)
+    if copied:
+        second = copy.deepcopy(first)
+    second.load_state_dict(first.state_dict())
     again = adam(second)
-    second.load_state_dict(saved[0])
-    assert_on_simplex(*(weight.data for weight in branch_weights(second)))
-    again.load_state_dict(saved[1])
-    learn(second, again, 5, seed=3)
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_copy_of_a_layer_has_one_schedule_and_takes_the_optimizers_state():
-    network = make_network()
-    optimizer = adam(network)
-    learn(network, optimizer, 2)
-    copied = copy.deepcopy(network)
-    again = adam(copied)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    learn(network, optimizer, 2, seed=3)
-    learn(copied, again, 2, seed=3)
-    for one, other in zip(network.parameters(), copied.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for network, its_optimizer in ((first, optimizer), (second, again)):
+        learn(network, its_optimizer, 5, seed=3)
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
 
 
 def train_on(rank, legacy):
@@ -206,15 +146,12 @@ def test_two_workers_learn_what_one_does(tmp_path, legacy):
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_the_optimizer_without_branch_weights_is_fairseqs_adam(caplog):
-    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    other.load_state_dict(one.state_dict())
-    with caplog.at_level(logging.INFO):
-        ours = adam(one)
-    assert "no parameter is a branch weight: this is fairseq's Adam" in caplog.text
-    theirs = FairseqAdam(adam_options(), list(other.parameters()))
-    for _ in range(3):
-        for layer, optimizer in ((one, ours), (other, theirs)):
+def test_the_optimizer_without_branch_weights_is_fairseqs_adam():
+    one = nn.Linear(3, 2)
+    other = copy.deepcopy(one)
+    for layer, kind in ((one, FairseqAdamWithBranchWeights), (other, FairseqAdam)):
+        optimizer = kind(adam_options(), list(layer.parameters()))
+        for _ in range(3):
             optimizer.zero_grad()
             optimizer.backward(layer(torch.ones(3)).sum())
             optimizer.step()
