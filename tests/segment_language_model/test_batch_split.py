@@ -110,21 +110,6 @@ def test_updates_in_parts_equal_those_of_whole_batches(case, tokens, segment, ac
     torch.testing.assert_close(in_five, whole, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("parts", [(1, 3), (2, 1), (3, 2)])
-@pytest.mark.parametrize("case", ["recurrence", "spans"])
-def test_a_run_resumes_with_another_split(case, parts):
-    whole, begun, resumed = (Training(number, case, 61, 4) for number in (1, *parts))
-    uninterrupted, first = whole.updates(), begun.updates()
-    for _ in range(2):
-        next(first)
-        next(uninterrupted)
-    resumed.batches.load_state_dict(begun.batches.state_dict())
-    resumed.model.load_state_dict(begun.model.state_dict())
-    rest = [gradients for _, gradients in resumed.updates()]
-    assert len(rest) == 2
-    torch.testing.assert_close(rest, [gradients for _, gradients in uninterrupted])
-
-
 def test_a_checkpoint_after_a_failed_part_has_equally_long_pasts():
     pasts = StreamPasts()
     model = tiny_transformer_xl()
