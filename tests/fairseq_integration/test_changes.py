@@ -1,4 +1,4 @@
-"""The four changes to fairseq: safe containers, numpy.compat, order of batches, whole copies."""
+"""Changes to fairseq: safe containers, order of batches, whole copies."""
 
 import argparse
 import os
@@ -44,10 +44,6 @@ def test_safe_containers_are_loaded_as_they_were(thing, tmp_path):
         assert loaded.dtype == thing.dtype
         loaded, thing = loaded.tolist(), thing.tolist()
     assert loaded == thing
-
-
-def test_numpy_has_the_name_that_fairseq_uses():
-    assert np.compat.long(3.0) == 3
 
 
 class Sentences(FairseqDataset):

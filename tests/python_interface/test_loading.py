@@ -77,7 +77,7 @@ def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
     (folder / "bpe" / "codes").write_text("#version: 0.2\na b\n", encoding="utf-8")
     (folder / "units.json").write_text(
         '{"unit": "subwords", "bpe": "subword_nmt", "model": "bpe/codes", "tokenizer": "moses", '
-        '"language": "de", "moses_no_dash_splits": true}'
+        '"language": "de", "moses_no_dash_splits": true, "later": 1}'
     )
     model = load(folder)
     assert model.text.lines.encode("abc, d") == "ab@@ c , d".split()

@@ -54,15 +54,9 @@ def test_a_unit_says_what_a_symbol_is(symbols, units, text, expected):
     assert made.decode(tokens) == text
 
 
-def test_units_are_read_and_checked(tmp_path):
+def test_units_are_checked(tmp_path):
     assert read_units(tmp_path) == Units("words")
     path = tmp_path / "units.json"
-    path.write_text(
-        '{"unit": "subwords", "bpe": "subword_nmt", "model": "../bpe/codes", "tokenizer": "moses", '
-        '"language": "de", "moses_no_dash_splits": true, "symbols": {}, "later": 1}'
-    )
-    model = tmp_path / "../bpe/codes"
-    assert read_units(tmp_path) == Units("subwords", "subword_nmt", model, "moses", "de", True)
     for text, message in (
         ('{"unit": "letters"}', r"unit in .*units.json is 'letters': there are characters, bytes"),
         ("{", "units.json cannot be read"),

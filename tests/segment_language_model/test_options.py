@@ -7,9 +7,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
+from fairseq_plugins.segment_language_model.attention import plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
     SinusoidalRelativePositions,
@@ -19,7 +18,7 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingTask,
 )
 from tests import tiny
-from tests.tiny import ADAPTIVE, dictionary, tiny_transformer_xl
+from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
@@ -59,34 +58,15 @@ def test_a_model_refuses_weights_far_beyond_the_machines_memory():
         tiny_transformer_xl(decoder_layers=layers)
 
 
-KEYS = torch.zeros(1, 1, 4, 3)
+def attend(rel_keys, **options):
+    """Attend to four keys of one head of width 3."""
+    keys = torch.zeros(1, 1, 4, 3)
+    return plain_attention(keys, keys, keys, rel_keys, Window(0, 9), **options)
 
 
-@pytest.mark.parametrize(
-    ("rel_keys", "options", "message"),
-    [
-        (torch.zeros(1, 4, 3), {}, "`rel_keys` has 4 distances: 4 keys"),
-        (torch.zeros(2, 5, 3), {}, "`rel_keys` is (2, 5, 3): 1 heads of width 3"),
-        (None, {"distance_bias": torch.zeros(1, 2)}, "`distance_bias` without `rel_keys`"),
-    ],
-)
-def test_attention_refuses_relative_keys_of_other_shapes(rel_keys, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        plain_attention(KEYS, KEYS, KEYS, rel_keys, Window(0, 9), **options)
-
-
-@pytest.mark.parametrize(
-    ("build", "arguments", "message"),
-    [
-        (RelativeAttention, (8, 3, Window(0)), "`num_heads` is 3: it must divide `embed_dim`, 8"),
-        # the published code uses -1 for no clamp
-        (Distances, (-1,), "`clamp_len` is -1: give at least 1, or None"),
-        (SinusoidalRelativePositions, (15,), "`embed_dim` is 15: sinusoids take an even width"),
-    ],
-)
-def test_a_layer_refuses_impossible_arguments(build, arguments, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build(*arguments)
+def setup(**options):
+    """Let fairseq set up the task."""
+    return SegmentLanguageModelingTask.setup_task(SegmentLanguageModelingConfig(**options))
 
 
 def make_task(**options):
@@ -95,65 +75,52 @@ def make_task(**options):
     return SegmentLanguageModelingTask(SegmentLanguageModelingConfig(**options), dictionary())
 
 
-def build(task, from_checkpoint=False, **options):
-    """Let the task build a Transformer-XL with these options."""
+def build(task, from_checkpoint=False, criterion=None, **options):
+    """Let the task build a Transformer-XL with these options, and perhaps a loss."""
     cfg = {"_name": "transformer_xl", **tiny.SIZES, **tiny.SEGMENTS, **options}
-    return task.build_model(OmegaConf.create(cfg), from_checkpoint)
+    model = task.build_model(OmegaConf.create(cfg), from_checkpoint)
+    if criterion is not None:
+        task.build_criterion(OmegaConf.create(criterion))
+    return model
 
 
-def test_a_task_refuses_impossible_options_and_names_the_folder_of_the_data(tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "dict.txt").touch()
-    for options, message in (
-        ({"data": "data", "batch_split": 0}, "--batch-split is 0: it must be at least 1"),
-        ({}, "DATA is missing"),
-        ({"data": str(tmp_path)}, rf"DATA is {tmp_path}: .* wrote: {tmp_path}/bin$"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            SegmentLanguageModelingTask.setup_task(SegmentLanguageModelingConfig(**options))
+TASK, SPAN_LOSS = make_task(), {"_name": "segment_loss", "span_loss": 0.1}
+BANDS = {"adaptive_softmax_cutoff": "8,14", "criterion": {"_name": "cross_entropy"}}
 
 
 @pytest.mark.parametrize(
-    ("task", "model", "message"),
+    ("make", "arguments", "message"),
     [
-        ({"batch_split": 5, "batch_size": 4}, {}, "--batch-split is 5 and --batch-size 4"),
-        ({}, {"zero_memory": True, "mem_len": 0}, "--zero-memory with --mem-len 0"),
+        # the published code uses -1 for no clamp
+        (Distances, {"clamp_len": -1}, "`clamp_len` is -1: give at least 1, or None"),
+        (SinusoidalRelativePositions, {"embed_dim": 15}, "`embed_dim` is 15: sinusoids take an"),
+        (attend, {"rel_keys": torch.zeros(1, 4, 3)}, "`rel_keys` has 4 distances: 4 keys"),
+        (attend, {"rel_keys": torch.zeros(2, 5, 3)}, "`rel_keys` is (2, 5, 3): 1 heads of width 3"),
+        (attend, {"rel_keys": None, "distance_bias": torch.zeros(1, 2)}, "without `rel_keys`"),
+        (setup, {"data": "data", "batch_split": 0}, "--batch-split is 0: it must be at least 1"),
+        (build, {"task": make_task(batch_split=5, batch_size=4)}, "is 5 and --batch-size 4"),
+        (build, {"task": TASK, "zero_memory": True, "mem_len": 0}, "--zero-memory with --mem-len"),
         # as in evaluation, where the task's options are not those of the training
         (
-            {"extended_context": 4},
-            {"mem_len": 8, "from_checkpoint": True},
+            build,
+            {"task": make_task(extended_context=4), "mem_len": 8, "from_checkpoint": True},
             "--extended-context is 4 for a model with a recurrence of 8 tokens",
         ),
+        (build, {"task": TASK, "criterion": SPAN_LOSS}, "--span-loss is 0.1 for a model without"),
+        (build, {"task": TASK, **BANDS}, "--criterion cross_entropy is for plain softmaxes, and"),
+        (segment_loss, {"span_loss": math.inf}, "--span-loss is inf: it must be at least 0"),
     ],
 )
-def test_a_task_refuses_models_that_do_not_fit_its_options(task, model, message):
+def test_layers_tasks_and_losses_refuse_what_does_not_fit(make, arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        build(make_task(**task), **model)
+        make(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("criterion", "model", "message"),
-    [
-        ({"_name": "segment_loss", "span_loss": 0.1}, {}, "--span-loss is 0.1 for a model without"),
-        (
-            {"_name": "cross_entropy"},
-            {"adaptive_softmax_cutoff": "8,14"},
-            "--criterion cross_entropy is for plain softmaxes, and the model has",
-        ),
-    ],
-)
-def test_a_task_refuses_losses_that_do_not_fit_its_model(criterion, model, message):
-    task = make_task()
-    build(task, **model)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        task.build_criterion(OmegaConf.create(criterion))
-
-
-def test_a_loss_refuses_impossible_costs_of_spans():
-    with pytest.raises(ValueError, match=r"--span-loss is 0\.1, and models of this task have no"):
-        SegmentLoss.build_criterion(SegmentLossConfig(span_loss=0.1), None)
-    with pytest.raises(ValueError, match="--span-loss is inf: it must be at least 0"):
-        SegmentLoss(SegmentLossConfig(span_loss=math.inf), make_task())
+def test_a_task_names_the_folder_of_the_data(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dict.txt").touch()
+    with pytest.raises(ValueError, match=rf"DATA is {tmp_path}: .* wrote: {tmp_path}/bin$"):
+        setup(data=str(tmp_path))
 
 
 def test_evaluation_may_leave_out_the_recurrence_of_the_training():

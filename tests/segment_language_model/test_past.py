@@ -72,27 +72,47 @@ def pieces(*sizes):
     return draw(STREAMS, sum(sizes)).split(sizes, dim=1)
 
 
+def through_file(past):
+    file = io.BytesIO()
+    torch.save(past, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+COPIES = {
+    "itself": lambda past: past,
+    "file": through_file,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda past: pickle.loads(pickle.dumps(past)),
+    "copy": copy.copy,
+}
+
+
 @each_network
 @each_mode
-def test_a_past_goes_on_twice(name, mode):
+@pytest.mark.parametrize("kind", COPIES)
+def test_whoever_holds_a_past_or_a_copy_goes_on_from_it(name, mode, kind):
     training, grad = MODES[mode]
     network = build(name).train(training)
-    text, one, other, rest, more = pieces(4, 1, 2, 3, 1)
+    start, one, other, rest, more = pieces(4, 1, 2, 3, 1)
     with grad():
-        pasts = {(text,): network(text)[1]}
+        pasts = {(start,): network(start)[1]}
         # each goes on from a past that others went on from, or will go on from
         for *before, last in (
-            (text, one),
-            (text, other),
-            (text, one, rest),
-            (text, other, more),
-            (text, rest),
-            (text, one, rest, more),
-            (text, one, other),
+            (start, one),
+            (start, other),
+            (start, one, rest),
+            (start, other, more),
+            (start, rest),
+            (start, one, rest, more),
+            (start, one, other),
         ):
-            y, pasts[(*before, last)] = network(last, pasts[tuple(before)])
-            whole, _ = read_segments(network, (*before, last))
+            past = COPIES[kind](pasts[tuple(before)])
+            assert isinstance(past, Past)
+            y, pasts[(*before, last)] = network(last, past)
+            whole, read = read_segments(network, (*before, last))
             torch.testing.assert_close(y, whole[:, -last.size(1) :])
+            assert past.num_tokens + last.size(1) == read.num_tokens
 
 
 @each_network
@@ -102,41 +122,6 @@ def test_training_refuses_a_past_of_keys_and_values(name):
         _, past = network(text)
     with pytest.raises(ValueError, match=r"^`past` holds keys and values, .*; stay in that mode"):
         network.train()(rest, past)
-
-
-def through_file(past):
-    file = io.BytesIO()
-    torch.save(past, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-COPIES = {
-    "file": through_file,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda past: pickle.loads(pickle.dumps(past)),
-    "copy": copy.copy,
-}
-
-
-@each_network
-@pytest.mark.parametrize("mode", ["training", "no_grad"])
-@pytest.mark.parametrize("kind", COPIES)
-def test_a_copied_past_goes_on_by_itself(name, mode, kind):
-    training, grad = MODES[mode]
-    network = build(name).train(training)
-    text, one, other, rest = pieces(4, 1, 2, 3)
-    with grad():
-        # a past that has room for more
-        _, past = read_segments(network, (text, one))
-        copied = COPIES[kind](past)
-        assert isinstance(copied, Past)
-        assert copied.num_tokens == 5
-        y, _ = read_segments(network, (other, rest), past)
-        from_copy, _ = read_segments(network, (rest, other), copied)
-        expected, _ = read_segments(network, (text, one, rest, other))
-        assert torch.equal(read_segments(network, (other, rest), COPIES[kind](past))[0], y)
-    torch.testing.assert_close(from_copy, expected[:, 5:])
 
 
 @each_network
