@@ -99,22 +99,16 @@ def test_half_precision_is_near_and_gives_spans_a_gradient(dtype, variant):
     options = {"attention_span": 16, "adaptive_span": True, "span_ramp": 4}
     model = tiny_model(**options, persistent_variant=variant)
     spread_spans(model)
-    stream = tokens(2, 40)
-    weight = torch.randn(2, 40, 20)
-
-    def with_gradients():
+    stream, weight = tokens(2, 40), torch.randn(2, 40, 20)
+    spans, results = [span.value for span in model.learned_spans()], []
+    before = [span.detach().clone() for span in spans]
+    for kind in (torch.float32, dtype):
+        model.to(kind)
         scores = scores_by_segment(model, stream, 8, torch.enable_grad).float()
-        spans = [span.value for span in model.learned_spans()]
-        return scores, torch.cat(torch.autograd.grad((scores * weight).sum(), spans))
-
-    plain, exact = with_gradients()
-    before = [span.value.clone() for span in model.learned_spans()]
-    model.to(dtype)
-    # spans stay in single precision
-    torch.testing.assert_close(
-        [span.value for span in model.learned_spans()], before, rtol=0, atol=0
-    )
-    mixed, rough = with_gradients()
+        results.append((scores, torch.cat(torch.autograd.grad((scores * weight).sum(), spans))))
+    # spans and their gradients stay in single precision
+    torch.testing.assert_close([span.detach() for span in spans], before, rtol=0, atol=0)
+    (plain, exact), (mixed, rough) = results
     torch.testing.assert_close(mixed, plain, atol=0.15, rtol=0.05)
     assert rough.dtype == torch.float32
     bits = 8 if dtype == torch.bfloat16 else 11

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from fairseq_plugins.segment_language_model.batch_split import train_in_parts
-from fairseq_plugins.segment_language_model.streams import (
-    StreamIterator,
-    StreamPasts,
-    TokenStreams,
-)
+from fairseq_plugins.segment_language_model.streams import StreamIterator, StreamPasts, TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,

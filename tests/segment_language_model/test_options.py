@@ -9,10 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_plugins.segment_language_model.attention import plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.positions import (
-    Distances,
-    SinusoidalRelativePositions,
-)
+from fairseq_plugins.segment_language_model.positions import Distances, SinusoidalRelativePositions
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,

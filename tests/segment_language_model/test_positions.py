@@ -3,31 +3,9 @@
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped
-from fairseq_plugins.segment_language_model.positions import (
-    Distances,
-    LearnedRelativePositions,
-    SinusoidalRelativePositions,
-)
+from fairseq_plugins.segment_language_model.positions import SinusoidalRelativePositions
 
 WIDTH, LIKE = 8, torch.empty(0)
-
-
-@pytest.mark.parametrize(
-    "positions",
-    [
-        SinusoidalRelativePositions(WIDTH, 3),
-        SinusoidalRelativePositions(WIDTH, 3, torch.nn.Dropout(0.5)).eval(),
-        Distances(3),
-        LearnedRelativePositions(9, WIDTH, 3),
-    ],
-)
-def test_distances_beyond_the_clamp_are_left_out(positions):
-    nearer, clamp, farther = (positions(farthest, LIKE) for farthest in (2, 3, 7))
-    assert (len(nearer), len(clamp)) == (4, 5)
-    assert isinstance(farther, Clamped)
-    assert torch.equal(farther.rows, clamp)
-    assert torch.equal(clamp[1:], nearer)
 
 
 def test_dropout_acts_on_each_distance_beyond_the_clamp():

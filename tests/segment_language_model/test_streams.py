@@ -1,17 +1,13 @@
 """Streams over a split predict every token once; a pass over them owns their pasts."""
 
-import itertools
 import logging
 import re
 
+import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import (
-    StreamIterator,
-    StreamPasts,
-    TokenStreams,
-)
+from fairseq_plugins.segment_language_model.streams import StreamIterator, StreamPasts, TokenStreams
 from tests.tiny import dictionary, text, tiny_model, tokens
 
 PAD, EOS = 1, 2
@@ -29,44 +25,34 @@ LAYOUTS = [
 @pytest.mark.parametrize("context", [0, 5])
 def test_streams_predict_every_token_once(length, streams, workers, segment, context):
     """With extended context, segments also read the tokens before them, without predicting them."""
-    tokens = text(length)
-    whole = [EOS, *tokens.tolist()]
-    dataset = TokenStreams(tokens, dictionary(), streams * workers, segment, context)
+    whole, total = [EOS, *text(length).tolist()], streams * workers
+    dataset = TokenStreams(text(length), dictionary(), total, segment, context)
     passes = [
         StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)
     ]
-    predicted = {stream: [] for stream in range(streams * workers)}
+    parts = np.array_split(np.arange(length), total)
     for number, batches in enumerate(zip(*passes, strict=True)):
+        segments = [part[number * segment : (number + 1) * segment] for part in parts]
         # on all workers, a segment's batches are as wide as its longest stream
-        width = dataset.num_tokens(number * dataset.num_streams) + context
+        width = len(segments[0]) + context
         for worker, batch in enumerate(batches):
-            first = number * dataset.num_streams + worker * streams
-            assert batch["id"].tolist() == list(range(first, first + streams))
+            own, first = slice(worker * streams, (worker + 1) * streams), number * total
+            assert batch["id"].tolist() == [*range(first, first + total)][own]
             assert batch["net_input"]["start"] == number * segment
-            scored = batch["target"].ne(PAD).sum(dim=1).tolist()
-            assert (batch["stream_tokens"], batch["ntokens"]) == (scored, sum(scored))
-            for row, stream in enumerate(range(worker * streams, (worker + 1) * streams)):
-                begin, end = dataset.segment_bounds(number, stream)
-                assert begin - dataset.segment_bounds(0, stream)[0] == sum(predicted[stream])
-                before = min(begin, context) if end > begin else 0
-                in_source = before + end - begin
-                assert batch["start_indices"][row] == before
-                assert batch["net_input"]["src_lengths"][row] == in_source
-                padding = [PAD] * (width - in_source)
+            assert batch["stream_tokens"] == [*map(len, segments[own])]
+            assert batch["ntokens"] == sum(batch["stream_tokens"])
+            for row, places in enumerate(segments[own]):
+                begin, end = (places[0], places[-1] + 1) if len(places) else (0, 0)
+                before = min(begin, context)
+                padding = [PAD] * (width - before - len(places))
                 source = batch["net_input"]["src_tokens"][row].tolist()
                 assert source == whole[begin - before : end] + padding
                 target = batch["target"][row].tolist()
                 assert target == [PAD] * before + whole[begin + 1 : end + 1] + padding
-                predicted[stream].append(end - begin)
-    lengths = [sum(sizes) for sizes in predicted.values()]
-    assert sum(lengths) == length
-    assert max(lengths) - min(lengths) <= 1
-    # streams are consecutive parts of the text
-    assert dataset.segment_bounds(0, 0)[0] == 0
-    ends = [dataset.segment_bounds(dataset.num_segments - 1, s)[1] for s in range(len(lengths))]
-    assert ends == list(itertools.accumulate(lengths))
-    assert all(size == segment for size in predicted[0][:-1])
-    assert 0 < predicted[0][-1] <= segment
+                assert batch["start_indices"][row] == before
+                assert batch["net_input"]["src_lengths"][row] == before + len(places)
+    # the last segment of the longest stream has its last token
+    assert segments[0][-1] == parts[0][-1]
 
 
 def read_segment(model, stream, pasts, start, end):
