@@ -84,6 +84,8 @@ def test_fairseq_builds_the_optimizer_and_resumes_it():
         return [optimizer.param_groups[0][name] for name in ("lr", "clip", "weight_decay")]
 
     assert group() == [0.07, 0.03, 0.0]
+    alone = AdagradWithClip(weights(torch.float32), lr=0.07)
+    assert alone.defaults == {"lr": 0.07, "clip": 0.03, "weight_decay": 0.0}
     # clip and weight decay come from the command line, not from the checkpoint
     saved = AdagradWithClip(weights(torch.float32), lr=0.007, clip=0.5, weight_decay=0.2)
     optimizer.load_state_dict(saved.state_dict())
