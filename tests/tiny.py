@@ -75,19 +75,17 @@ def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
     return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), stream_task())
 
 
-def translation_arguments(**options) -> Namespace:
-    """Return options of a translation model: 2 + 2 layers, d 16, f 24, 4 heads, without dropout."""
+def translation_model(kind, arch, seed=1, task_cfg=None, **options):
+    """Build a model of 2 + 2 layers, d 16, f 24, 4 heads, without dropout.
+
+    fairseq's function for ``arch`` completes the options.
+    """
     sizes = {"share_all_embeddings": True, "dropout": 0.0, "attention_dropout": 0.0, "tpu": False}
     for part in ("encoder", "decoder"):
         sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 4}
     sizes |= {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24}
     sizes |= {"max_source_positions": 64, "max_target_positions": 64}
-    return Namespace(**{**sizes, **options})
-
-
-def translation_model(kind, arch, seed=1, task_cfg=None, **options):
-    """Build a model from these options and those that fairseq's function for ``arch`` adds."""
-    args = translation_arguments(**options)
+    args = Namespace(**{**sizes, **options})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     return kind.build_model(args, tiny_task(cfg=task_cfg))

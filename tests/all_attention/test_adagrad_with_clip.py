@@ -46,7 +46,7 @@ def reference(param, grads, lr, clip, weight_decay):
 
 
 # learning rate, clip and weight decay of each tensor: the same for all, or set by group
-ALL = [[(0.07, clip, decay)] * 4 for clip in (0.0, 0.03) for decay in (0.0, 0.1)]
+ALL = [[(0.07, clip, decay)] * 4 for clip, decay in ((0.03, 0.0), (0.0, 0.1))]
 GROUPS = [(0.07, 0.03, 0.0), (0.5, 0.0, 0.2), (0.0, 0.03, 0.0), (0.01, 0.001, 0.1)]
 
 
@@ -58,14 +58,12 @@ def test_an_update_equals_the_formula(dtype, tolerance, options):
         reference(p.detach(), grads, *chosen)
         for p, grads, chosen in zip(params, zip(*steps, strict=True), options, strict=True)
     ]
+    optimizer = AdagradWithClip(params, *options[0])
     if options is GROUPS:
-        groups = [
-            {"params": [p], "lr": lr, "clip": clip, "weight_decay": decay}
-            for p, (lr, clip, decay) in zip(params, options, strict=True)
-        ]
+        names = ("params", "lr", "clip", "weight_decay")
+        pairs = zip(params, options, strict=True)
+        groups = [dict(zip(names, ([p], *chosen), strict=True)) for p, chosen in pairs]
         optimizer = AdagradWithClip(groups, lr=1.0)
-    else:
-        optimizer = AdagradWithClip(params, *options[0])
     for step, grads in enumerate(steps):
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad.clone()

@@ -4,14 +4,11 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode, bmm_flop
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
-from fairseq_plugins.all_attention.adaptive_span import (
-    AdaptiveSpan,
-    cheapest_parts,
-    read_head_groups,
-)
+from fairseq_plugins.all_attention import attention as attention_file
+from fairseq_plugins.all_attention.adaptive_span import cheapest_parts
+from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
 PLACES = [*VARIANTS, "ff-attn"]
@@ -35,16 +32,6 @@ def test_heads_are_split_into_the_cheapest_parts(monkeypatch, group_cost):
     assert cost(parts) == min(map(cost, every))
 
 
-def test_heads_with_similar_spans_are_computed_together():
-    span = AdaptiveSpan(4, 8192)
-    span.value.data = torch.tensor([200.0, 8192.0, 180.0, 190.0]) / 8192
-    (groups,) = read_head_groups([span])
-    assert [group.heads.tolist() for group in groups.groups] == [[2, 3, 0], [1]]
-    assert [group.width for group in groups.groups] == [232, 8192]
-    assert groups.order.tolist() == [2, 3, 0, 1]
-    assert groups.width == 8192
-
-
 def long_model(values):
     sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "attention_span": 1024}
     return set_spans(tiny_model(**sizes, adaptive_span=True, span_ramp=8), values)
@@ -62,51 +49,33 @@ def read_segments(model, past, segments):
     return past
 
 
-def count_multiply_adds(work):
-    """Count multiply-adds of the matrix products in ``work``, whichever function computes them."""
-
-    # from the shapes of x.baddbmm_(left, right), or of queries (B, H, C, d_h) and keys
-    def in_place(_, left, right, **options):
-        return bmm_flop(left, right)
-
-    def fused_attention(query, key, value, *rest, **options):
-        streams, heads, queries, width = query
-        return 2 * 2 * streams * heads * queries * key[2] * width
-
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    known = {torch.ops.aten.baddbmm_: in_place, fused: fused_attention}
-    with FlopCounterMode(display=False, custom_mapping=known) as counter:
-        work()
-    return counter.get_total_flops() // 2
-
-
 @pytest.mark.parametrize("values", [[1016, 20, 100, 20], [20] * 4])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_each_head_costs_what_it_sees(monkeypatch, mode, values):
+def test_each_head_reads_and_keeps_what_it_sees(monkeypatch, mode, values):
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
-    model, training = long_model(values), mode is torch.enable_grad
+    read, model, training = [], long_model(values), mode is torch.enable_grad
+
+    def recorded(query, keys, *rest, **options):
+        read.append(keys.size(0) * keys.size(2))
+        return window_attention(query, keys, *rest, **options)
+
     model.train(training)
     with mode():
         past = read_segments(model, None, range(17))
-        counted = count_multiply_adds(lambda: read_segments(model, past, [17]))
-    widths, width, head = [value + 8 for value in values], 16, 4
-    # 64 queries that see `seen` keys each cover seen + 63 keys; scores by distance have one column
-    # more
-    attention = sum(64 * head * (3 * (seen + 63) + 1) for seen in widths)
-    remembered = sum(widths) * head * width if training else 0
-    projections = 4 * 64 * width**2 + 2 * remembered
-    persistent = 2 * 5 * 64 * width
-    assert counted == 2 * (attention + projections + persistent)
+        monkeypatch.setattr(attention_file, "choose_kernel", lambda name: recorded)
+        read_segments(model, past, [17])
+    widths = [value + 8 for value in values]
+    # in each of two layers, segments of 64 tokens
+    assert sum(read) == 2 * sum(width + 64 for width in widths)
     if training:
         # hidden states as far as the widest head sees, or may see after the next updates
-        tensors, numbers = [layer.hidden for layer in past.layers], min(1024, max(widths) + 64)
+        tensors, numbers = [layer.hidden for layer in past.layers], min(1024, max(widths) + 64) * 16
     else:
         # keys and values of each head, only as far as it sees
         groups = [group for layer in past.layers for group in layer.groups]
         tensors = [x for group in groups for x in (group.keys, group.values)]
-        numbers = sum(widths) * 2 * head // width
-    # two layers, 4 bytes per number
-    assert sum(x.nbytes for x in tensors) == 2 * 4 * width * numbers
+        numbers = sum(widths) * 2 * 4
+    assert sum(x.nbytes for x in tensors) == 2 * 4 * numbers
 
 
 def test_the_past_follows_the_span_in_training():
@@ -130,22 +99,16 @@ def test_half_precision_is_near_and_gives_spans_a_gradient(dtype, variant):
     options = {"attention_span": 16, "adaptive_span": True, "span_ramp": 4}
     model = tiny_model(**options, persistent_variant=variant)
     spread_spans(model)
-    stream = tokens(2, 40)
-    weight = torch.randn(2, 40, 20)
-
-    def with_gradients():
+    stream, weight = tokens(2, 40), torch.randn(2, 40, 20)
+    spans, results = [span.value for span in model.learned_spans()], []
+    before = [span.detach().clone() for span in spans]
+    for kind in (torch.float32, dtype):
+        model.to(kind)
         scores = scores_by_segment(model, stream, 8, torch.enable_grad).float()
-        spans = [span.value for span in model.learned_spans()]
-        return scores, torch.cat(torch.autograd.grad((scores * weight).sum(), spans))
-
-    plain, exact = with_gradients()
-    before = [span.value.clone() for span in model.learned_spans()]
-    model.to(dtype)
-    # spans stay in single precision
-    torch.testing.assert_close(
-        [span.value for span in model.learned_spans()], before, rtol=0, atol=0
-    )
-    mixed, rough = with_gradients()
+        results.append((scores, torch.cat(torch.autograd.grad((scores * weight).sum(), spans))))
+    # spans and their gradients stay in single precision
+    torch.testing.assert_close([span.detach() for span in spans], before, rtol=0, atol=0)
+    (plain, exact), (mixed, rough) = results
     torch.testing.assert_close(mixed, plain, atol=0.15, rtol=0.05)
     assert rough.dtype == torch.float32
     bits = 8 if dtype == torch.bfloat16 else 11

@@ -4,38 +4,102 @@ import pytest
 import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
+from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS, AdaptiveSpan, read_head_groups
+from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.segment_language_model import attention_blocks
-from tests.all_attention.layer import (
-    EACH_VARIANT,
-    STREAMS,
-    VALUES,
-    WIDTH,
-    assert_equals_the_equations,
-    attend,
-    make,
+from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.past import HiddenStates
+from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
+from tests.gradients import assert_same
+from tests.reference.all_attention import multi_head
+from tests.tiny import VARIANTS
+
+STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
+EACH_VARIANT = pytest.mark.parametrize(
+    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
 )
+# nearly closed, equal, nearly equal, open, different, very different; no key lies exactly where its
+# mask reaches 0, because the gradient is not unique there
+VALUES = [
+    [0.001, 0.001, 0.001, 0.001],
+    [0.3, 0.3, 0.3, 0.3],
+    [0.26, 0.31, 0.44, 0.37],
+    [1.0, 1.0, 1.0, 1.0],
+    [0.05, 0.93, 0.41, 0.07],
+    [0.97, 0.02, 1.0, 0.01],
+]
+
+
+def make(
+    values=None,
+    variant="all",
+    persistent=3,
+    span=SPAN,
+    nearest=1,
+    clamp_len=None,
+    kernel="fast",
+    epsilon=0.0,
+):
+    """Return an attention and its positions; ``values`` are spans, relative to the largest."""
+    torch.manual_seed(1)
+    spans = None
+    if values is not None:
+        values = values[: HEADS // 2 if variant == "head-split" else HEADS]
+        spans = AdaptiveSpan(len(values), span, RAMP, epsilon)
+        spans.value.data = torch.tensor(values)
+    options = {"num_persistent": persistent, "variant": variant, "span": spans, "kernel": kernel}
+    attention = AllAttention(WIDTH, HEADS, Window(nearest, span), **options)
+    positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
+    return attention.double(), positions.double()
+
+
+def draw(length):
+    return torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
+
+
+def attend(attention, positions, x, past=None):
+    """Return the layer's output for a segment, and its past for the next one."""
+    farthest = x.size(1) - 1 + (0 if past is None else past.length)
+    groups = ALL_HEADS if attention.span is None else read_head_groups([attention.span])[0]
+    return attention(x, attention.project_positions(positions(farthest, x), groups), past)
+
+
+def assert_equals_the_equations(attention, positions, length, remembered):
+    """Compare values and gradients with the equations, also the values under no_grad."""
+    x, past = draw(length), draw(remembered)
+    inputs = [x, past, *attention.parameters(), positions.weight]
+    state = HiddenStates((past,)) if remembered else None
+    context = torch.cat([past, x], dim=1)
+
+    def u(distance):
+        return positions.weight[min(max(distance, 1), positions.farthest) - 1]
+
+    span = attention.window.farthest
+    rows = [multi_head(attention, x[b], context[b], u, span) for b in range(STREAMS)]
+    expected = torch.stack(rows)
+    assert_same(attend(attention, positions, x, state)[0], expected, inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(attention, positions, x, state)[0], expected.detach())
 
 
 @pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
 @pytest.mark.parametrize("persistent", [0, 5])
 @pytest.mark.parametrize(
-    ("remembered", "length", "span", "nearest", "clamp_len"),
+    ("remembered", "length", "options"),
     [
-        (0, 1, 4, 1, None),
-        (0, 7, 4, 1, None),
-        (0, 7, 20, 1, None),
-        (6, 5, 4, 1, None),
-        (3, 5, 6, 1, None),
-        (6, 1, 4, 1, None),
-        (4, 5, 4, 0, None),
-        (6, 5, 8, 1, 3),
+        (0, 1, {"span": 4}),
+        (0, 7, {"span": 4}),
+        (0, 7, {"span": 20}),
+        (6, 5, {"span": 4}),
+        (4, 5, {"span": 4, "nearest": 0}),
+        (6, 5, {"span": 8, "clamp_len": 3}),
     ],
 )
 def test_attention_equals_the_equations(
-    monkeypatch, kernel, block, persistent, remembered, length, span, nearest, clamp_len
+    monkeypatch, kernel, block, persistent, remembered, length, options
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
-    attention, positions = make(None, "all", persistent, span, nearest, clamp_len, kernel=kernel)
+    attention, positions = make(None, "all", persistent, kernel=kernel, **options)
     assert_equals_the_equations(attention, positions, length, remembered)
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
-from tests.all_attention.layer import RAMP, SPAN
 from tests.reference.all_attention import network
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
+SPAN, RAMP = 12, 3
 FEED_FORWARD = {"decoder_ffn_embed_dim": 24, "persistent_vectors": 0}
 LEARNED = {"adaptive_span": True, "span_ramp": RAMP}
 OPEN = {"adaptive_span": True, "span_init": 1.0}

@@ -1,11 +1,9 @@
 """A model's state has a digest of its dictionaries, and refuses others; the share of <unk>."""
 
-import copy
 import logging
 import pickle
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
@@ -25,11 +23,11 @@ def dictionary(symbols="abcd"):
     return made
 
 
-def model(source="abcd", target="abcd", **task):
+def model(source="abcd", target="abcd"):
     """Return a linear layer that knows these dictionaries."""
     made = nn.Linear(2, 2)
     sides = {"source_dictionary": dictionary(source), "target_dictionary": dictionary(target)}
-    attach_digest(made, SimpleNamespace(**{**sides, **task}))
+    attach_digest(made, SimpleNamespace(**sides))
     return made
 
 
@@ -38,16 +36,11 @@ def model(source="abcd", target="abcd", **task):
 )
 def test_digest_refuses_other_symbols_and_names_the_side(symbols, side):
     state = model().state_dict()
+    model().load_state_dict(state)
+    # it is checked before sizes
+    state["weight"] = torch.ones(3, 2)
     with pytest.raises(ValueError, match=REFUSED.format(side)):
         model(**symbols).load_state_dict(state)
-    model().load_state_dict(state)
-
-
-def test_digest_is_checked_before_sizes():
-    state = model().state_dict()
-    state["weight"] = torch.ones(3, 2)
-    with pytest.raises(ValueError, match=REFUSED.format("source")):
-        model("ab").load_state_dict(state)
 
 
 def test_digest_accepts_a_state_without_one():
@@ -57,13 +50,8 @@ def test_digest_accepts_a_state_without_one():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda made: made.half().float(),
-        lambda made: made.bfloat16(),
-        copy.deepcopy,
-        lambda made: pickle.loads(pickle.dumps(made)),
-    ],
-    ids=["half", "bfloat16", "copy", "pickle"],
+    [lambda made: made.bfloat16(), lambda made: pickle.loads(pickle.dumps(made))],
+    ids=["bfloat16", "pickle"],
 )
 def test_digest_survives_casts_and_copies(change):
     state = change(model()).state_dict()
@@ -95,37 +83,23 @@ def test_digest_depends_on_symbols_and_order_alone():
     assert all(0 <= number < 2**32 for number in digest(dictionary()).tolist())
 
 
-def test_data_folders_must_have_the_same_symbols(tmp_path):
-    for name, symbols in (("one", "ab"), ("same", "ab"), ("other", "ba")):
-        (tmp_path / name).mkdir()
-        dictionary(symbols).save(str(tmp_path / name / "dict.txt"))
-    model(cfg=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/same"))
-    with pytest.raises(
-        ValueError, match=r"^DATA has .*one/dict.txt and .*other/dict.txt, which di"
-    ):
-        model(cfg=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/other"))
-
-
 def test_each_papers_models_have_a_digest():
     for build, _ in CASES.values():
         names = [name for name in build().state_dict() if name.startswith("dictionary_version.")]
         assert names == ["dictionary_version.source", "dictionary_version.target"]
 
 
-@pytest.mark.parametrize("impl", ["mmap", "lazy"])
 @pytest.mark.parametrize(("unknown", "level"), [(2, logging.WARNING), (1, logging.INFO)])
-def test_more_than_one_percent_unknown_is_a_warning(tmp_path, caplog, impl, unknown, level):
+def test_more_than_one_percent_unknown_is_a_warning(tmp_path, caplog, unknown, level):
     caplog.set_level(logging.INFO)
     letters = dictionary("a")
     text = [letters.unk()] * unknown + [letters.index("a")] * (100 - unknown)
     for name in ("train", "train1"):
-        builder = indexed_dataset.make_builder(f"{tmp_path / name}.bin", impl, vocab_size=5)
+        builder = indexed_dataset.make_builder(f"{tmp_path / name}.bin", "mmap", vocab_size=5)
         builder.add_item(torch.tensor(text))
         builder.finalize(f"{tmp_path / name}.idx")
-    tokens = load_tokens(str(tmp_path / "train"), letters, impl, combine=True)
-    assert np.count_nonzero(tokens == letters.unk()) == 2 * unknown
+    load_tokens(str(tmp_path / "train"), letters, "mmap", combine=True)
     share = f"{unknown}.0 % of 100 tokens are <unk>"
     records = [each for each in caplog.records if share in each.getMessage()]
     assert [each.levelno for each in records] == [level] * 2
-    for name in ("train", "train1"):
-        assert any(f"/{name}:" in each.getMessage() for each in records)
+    assert "/train1:" in records[1].getMessage()

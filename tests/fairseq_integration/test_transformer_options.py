@@ -34,13 +34,7 @@ def test_options_equal_those_of_fairseqs_parser():
 @pytest.mark.parametrize(
     "chosen",
     [
-        {},
-        {
-            "encoder_embed_dim": 64,
-            "encoder_ffn_embed_dim": 32,
-            "decoder_embed_dim": 32,
-            "decoder_output_dim": 8,
-        },
+        {"encoder_embed_dim": 64, "decoder_embed_dim": 32, "decoder_output_dim": 8},
         {"dropout": 0.3, "activation_fn": "gelu", "adaptive_softmax_cutoff": [3, 5]},
     ],
 )

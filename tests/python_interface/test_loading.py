@@ -1,18 +1,14 @@
-"""Checkpoints and dictionaries are found, nothing in them runs, and misfits are reported."""
+"""Checkpoints and dictionaries are found, and misfits are reported."""
 
 import copy
-import pickle
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
-from fairseq.dataclass.constants import ChoiceEnum, StrEnum
 
 from fairseq_plugins import load
 from tests.end_to_end.commands import ROOT
-from tests.scripts.evaluate.saved_models import UnsafePickle
 
 TEXT = "abcab\nponm"
 
@@ -39,13 +35,6 @@ def test_load_takes_the_best_checkpoint_in_a_folder(saved, folder):
         assert load(path, saved / "text").model.decoder.network.mem_len == mem_len
 
 
-def test_load_executes_nothing_in_a_file(folder):
-    torch.save({"model": UnsafePickle(folder / "made")}, folder / "checkpoint_best.pt")
-    with pytest.raises(ValueError, match=r"checkpoint_best.pt .*Weights only load failed"):
-        load(folder)
-    assert not (folder / "made").exists()
-
-
 def test_load_finds_the_dictionary(saved, folder):
     expected = load(folder).score(TEXT).log_probs
     (folder / "dict.txt").unlink()
@@ -61,13 +50,7 @@ def test_load_finds_the_dictionary(saved, folder):
         load(folder, saved)
 
 
-def test_load_refuses_a_smaller_dictionary_and_other_tasks(saved, folder):
-    shutil.copy(saved / "blocks.pt", folder / "checkpoint_last.pt")
-    smaller = Dictionary()
-    smaller.add_symbol("a")
-    smaller.save(str(folder / "dict.txt"))
-    with pytest.raises(ValueError, match=r"last.pt with .* trained with another dictionary"):
-        load(folder)
+def test_load_refuses_other_tasks(folder):
     other = {"_name": "masked_lm"}
     changed(folder / "checkpoint_last.pt", lambda state: state["cfg"]["task"].update(other))
     with pytest.raises(ValueError, match="task 'masked_lm': name one of language_modeling"):
@@ -94,7 +77,7 @@ def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
     (folder / "bpe" / "codes").write_text("#version: 0.2\na b\n", encoding="utf-8")
     (folder / "units.json").write_text(
         '{"unit": "subwords", "bpe": "subword_nmt", "model": "bpe/codes", "tokenizer": "moses", '
-        '"language": "de", "moses_no_dash_splits": true}'
+        '"language": "de", "moses_no_dash_splits": true, "later": 1}'
     )
     model = load(folder)
     assert model.text.lines.encode("abc, d") == "ab@@ c , d".split()
@@ -128,12 +111,6 @@ def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
     assert figures(model) == expected
 
 
-def test_types_of_options_are_pickled_by_their_choices_or_by_name():
-    choices = pickle.loads(pickle.dumps(ChoiceEnum(["a", "b"])))
-    assert [choice.value for choice in choices] == ["a", "b"]
-    assert pickle.loads(pickle.dumps(StrEnum)) is StrEnum
-
-
 def test_torch_hub_loads_a_model(folder):
     model = torch.hub.load(str(ROOT), "load", str(folder), source="local")
     np.testing.assert_array_equal(model.score(TEXT).log_probs, load(folder).score(TEXT).log_probs)
@@ -144,12 +121,10 @@ def test_torch_hub_loads_a_model(folder):
     [
         ("missing", {}, "there is no .*missing.pt"),
         ("recurrent", {"decoder_layers": 3}, "decoder_layers is not an option"),
-        ("recurrent", {"tokens_per_sample": 0}, "tokens_per_sample is 0"),
         ("recurrent", {"extended_context": 4}, "extended_context is 4.* mem_len=0"),
-        ("recurrent", {"unit": "letters"}, "unit is 'letters'"),
         ("absolute", {"mem_len": 5}, ".*absolute.pt with the dictionary in .*--mem-len"),
+        ("bos", {}, "the model was trained with --add-bos-token"),
         ("blocks", {"extended_context": 7}, "tokens_per_sample is 10.* extended_context 7"),
-        ("blocks", {"tokens_per_sample": 17}, "tokens_per_sample is 17.* 16 tokens"),
         ("pairs", {"tokens_per_sample": 4}, "tokens_per_sample is 4.* a translation model"),
         ("pairs", {"source_lang": "lower", "target_lang": "other"}, ".*dict.other.txt"),
     ],

@@ -35,56 +35,40 @@ def text(folder):
     return np.fromfile(folder / "bin" / "test.bin", dtype=np.uint16)
 
 
-@pytest.fixture(scope="module")
-def model(folder):
-    return load(folder / "all.pt", folder / "bin")
-
-
-def before(text):
-    """Return the token before each token of ``text``."""
-    return np.concatenate([[EOS], text])[: len(text)]
-
-
-@pytest.mark.parametrize("segment", [1, 5, 64, 1000])
-@pytest.mark.parametrize("name", ["all", "adaptive"])
-def test_score_split_scores_each_token_once(folder, text, monkeypatch, name, segment):
+@pytest.mark.parametrize(
+    ("name", "segment", "context", "streams"),
+    [
+        *(("all", segment, 0, 1) for segment in (1, 64, 1000)),
+        ("all", 7, 0, 2),
+        ("all", 100, 0, 7),
+        ("adaptive", 5, 0, 1),
+        ("absolute", 1, 4, 6),
+        ("absolute", 5, 3, 2),
+    ],
+)
+def test_score_split_scores_each_token_once(
+    folder, text, monkeypatch, name, segment, context, streams
+):
+    """After the tokens of its stream, or of its segment and the context before it."""
     # compute log-probabilities for 7 tokens at once
     monkeypatch.setattr(scoring, "LOG_PROBABILITIES", 7 * tiny.VOCABULARY)
-    model = load(folder / f"{name}.pt", folder / "bin")
-    losses = model.score_split(tokens_per_sample=segment)
-    assert losses.dtype == np.float32
-    np.testing.assert_allclose(losses, token_losses(model.model, before(text), text), atol=1e-5)
-    whole = model.score("".join(model.text.decode(torch.from_numpy(text.astype(int)))))
-    np.testing.assert_allclose(losses, -whole.log_probs, atol=1e-5)
-    first = model.score_split(tokens_per_sample=segment, max_tokens=11)
-    np.testing.assert_allclose(first, losses[:11], atol=1e-5)
-
-
-@pytest.mark.parametrize(("streams", "segment"), [(2, 7), (5, 8), (7, 100)])
-def test_score_split_reads_each_stream_by_itself(text, model, streams, segment):
-    losses = model.score_split(batch_size=streams, tokens_per_sample=segment)
-    expected = [
-        token_losses(model.model, inputs, part)
-        for inputs, part in zip(
-            *(np.array_split(tokens, streams) for tokens in (before(text), text)), strict=True
-        )
-    ]
-    np.testing.assert_allclose(losses, np.concatenate(expected), atol=1e-5)
-
-
-@pytest.mark.parametrize(("segment", "context", "streams"), [(1, 4, 6), (5, 3, 2), (8, 0, 1)])
-def test_score_split_only_reads_an_extended_context(folder, text, segment, context, streams):
-    model = load(folder / "absolute.pt", folder / "bin")
-    options = {"tokens_per_sample": segment, "extended_context": context, "batch_size": streams}
-    bounds = np.cumsum([0, *(len(part) for part in np.array_split(text, streams))])
-    expected = []
+    model, expected = load(folder / f"{name}.pt", folder / "bin"), []
+    parts = np.array_split(np.arange(len(text)), streams)
+    before = np.concatenate([[EOS], text])
     for position in range(len(text)):
-        stream = np.searchsorted(bounds, position, side="right") - 1
-        begin = position - (position - bounds[stream]) % segment
-        first = max(0, begin - context)
-        inputs, targets = before(text)[first : position + 1], text[first : position + 1]
-        expected.append(token_losses(model.model, inputs, targets)[-1])
-    np.testing.assert_allclose(model.score_split(**options), expected, atol=1e-5)
+        begin = next(part[0] for part in parts if position in part)
+        if name == "absolute":
+            begin = max(0, position - (position - begin) % segment - context)
+        seen = slice(begin, position + 1)
+        expected.append(token_losses(model.model, before[seen], text[seen])[-1])
+    options = {"tokens_per_sample": segment, "extended_context": context, "batch_size": streams}
+    losses = model.score_split(**options)
+    assert losses.dtype == np.float32
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    if streams == 1:
+        np.testing.assert_allclose(
+            model.score_split(**options, max_tokens=11), losses[:11], atol=1e-5
+        )
 
 
 def test_score_split_scores_all_pairs_in_order(saved, monkeypatch):
@@ -128,7 +112,6 @@ def test_score_split_notices_unknown_tokens_and_infinite_losses(saved, tmp_path,
     ("kind", "options", "named"),
     [
         ("recurrent", {"split": "dev"}, "split dev: no data at .*dev.bin"),
-        ("recurrent", {"extended_context": 5}, "extended_context is 5.*mem_len=0"),
         ("recurrent", {"batch_size": 98}, "batch_size is 98.*97 tokens"),
         ("blocks", {"extended_context": 7}, "tokens_per_sample is 10.*extended_context 7"),
         ("pairs", {"split": "dev"}, "split dev: no data at .*dev.lower-upper.upper"),

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from fairseq_plugins.segment_language_model.batch_split import train_in_parts
-from fairseq_plugins.segment_language_model.streams import (
-    StreamIterator,
-    StreamPasts,
-    TokenStreams,
-)
+from fairseq_plugins.segment_language_model.streams import StreamIterator, StreamPasts, TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
@@ -57,72 +53,46 @@ CASES = {
 }
 
 
-class Training:
-    """A training run over the same text, in double precision and without dropout."""
+def train(parts, case, tokens, segment, accumulated):
+    """Train in double precision and without dropout.
 
-    def __init__(self, parts, case, tokens, segment):
-        build, options = CASES[case]
-        config = SegmentLanguageModelingConfig(batch_split=parts)
-        self.task = SegmentLanguageModelingTask(config, dictionary())
-        self.model = build().double()
-        self.criterion = segment_loss(self.task, **options).train()
-        layout = TokenStreams(text(tokens), dictionary(), STREAMS, segment)
-        self.batches = StreamIterator(layout, num_shards=1, shard_id=0)
+    Return loss, sample size and log of each batch, and the gradients of each update.
+    """
+    build, options = CASES[case]
+    config = SegmentLanguageModelingConfig(batch_split=parts)
+    task, model = SegmentLanguageModelingTask(config, dictionary()), build().double()
+    criterion = segment_loss(task, **options).train()
+    streams = TokenStreams(text(tokens), dictionary(), STREAMS, segment)
+    batches, results = StreamIterator(streams, num_shards=1, shard_id=0).next_epoch_itr(), []
+    for number, batch in enumerate(batches, start=1):
+        loss, size, log = task.train_step(batch, model, criterion, OPTIMIZER, 0)
+        # each part logs these statistics of the model, and the logs are summed
+        times = log.pop("logs", 1)
+        log = {k: float(v) / (times if k in FIGURES else 1) for k, v in log.items()}
+        results.append((float(loss), size, log))
+        if number % accumulated == 0 or number == len(batches):
+            results.append(learn(model))
+    return results
 
-    def updates(self, accumulated=1):
-        """Yield loss, sample size and log of each batch, and the gradients of each update."""
-        epoch = self.batches.next_epoch_itr()
-        while epoch.has_next():
-            results = []
-            for _ in range(min(accumulated, epoch.total - epoch.n)):
-                loss, size, log = self.task.train_step(
-                    next(epoch), self.model, self.criterion, OPTIMIZER, 0
-                )
-                # each part logs these statistics of the model, and the logs are summed
-                times = log.pop("logs", 1)
-                numbers = {k: float(v) / (times if k in FIGURES else 1) for k, v in log.items()}
-                results.append((float(loss), size, numbers))
-            yield results, self.learn()
 
-    def learn(self):
-        """Take a step, and return all gradients as dense tensors."""
-        gradients = {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                gradients[name] = parameter.grad.to_dense()
-                parameter.data -= 0.01 * gradients[name]
-                parameter.grad = None
-        for module in self.model.modules():
-            for parameter, project in getattr(module, "constrained", list)():
-                project(parameter.data)
-        return gradients
+def learn(model):
+    """Take a step, and return all gradients as dense tensors."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            gradients[name] = parameter.grad.to_dense()
+            parameter.data -= 0.01 * gradients[name]
+            parameter.grad = None
+    return gradients
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("tokens", "segment", "accumulated"), [(36, 7, 1), (61, 4, 3)])
 def test_updates_in_parts_equal_those_of_whole_batches(case, tokens, segment, accumulated):
     # the last segment has a single token, so some parts have none
-    whole, in_two, in_five = (
-        list(Training(parts, case, tokens, segment).updates(accumulated)) for parts in (1, 2, 5)
-    )
-    assert len(whole) == 2
-    torch.testing.assert_close(in_two, whole, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(in_five, whole, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("parts", [(1, 3), (2, 1), (3, 2)])
-@pytest.mark.parametrize("case", ["recurrence", "spans"])
-def test_a_run_resumes_with_another_split(case, parts):
-    whole, begun, resumed = (Training(number, case, 61, 4) for number in (1, *parts))
-    uninterrupted, first = whole.updates(), begun.updates()
-    for _ in range(2):
-        next(first)
-        next(uninterrupted)
-    resumed.batches.load_state_dict(begun.batches.state_dict())
-    resumed.model.load_state_dict(begun.model.state_dict())
-    rest = [gradients for _, gradients in resumed.updates()]
-    assert len(rest) == 2
-    torch.testing.assert_close(rest, [gradients for _, gradients in uninterrupted])
+    whole, *split = (train(parts, case, tokens, segment, accumulated) for parts in (1, 2, 5))
+    for each in split:
+        torch.testing.assert_close(each, whole, rtol=1e-6, atol=1e-6)
 
 
 def test_a_checkpoint_after_a_failed_part_has_equally_long_pasts():

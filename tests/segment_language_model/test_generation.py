@@ -1,19 +1,17 @@
-"""Prompts get what each gets alone; draws depend on their seed; changes to fairseq's searches."""
+"""Prompts and segments get what each gets alone, and prompts the scores of an evaluation."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.search import Sampling
 from torch.testing import assert_close
 
-from fairseq_plugins.segment_language_model.generation import adapt_generator
 from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
-from fairseq_plugins.segment_language_model.streams import StreamPasts, TokenStreams
+from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from tests import tiny
 
-EOS, END = 2, 0
+EOS = 2
 PROMPTS = [[5], [6, 7, 8, 9], [7, 8], [5, 6], [10] * 7]
 
 
@@ -118,16 +116,6 @@ def test_segments_in_a_batch_are_continued_as_each_is_alone(prefix_size, length,
         assert_alike(rows, [row for _, (row,) in alone])
 
 
-def test_only_streams_that_have_a_token_are_scored():
-    model = tiny.tiny_transformer_xl().double().eval()
-    task, scorer = build_generator(model, score_reference=True)
-    streams = TokenStreams(tiny.text(22), tiny.dictionary(), 4, 5)
-    sample = streams.collater([streams[number] for number in range(4, 8)])
-    rows = task.inference_step(scorer, [model], sample)
-    assert [len(row[0]["tokens"]) for row in rows] == [1, 1]
-    assert sample["id"].tolist() == [4, 5]
-
-
 @pytest.mark.parametrize(
     ("options", "context"), [({"mem_len": 4}, 0), ({"mem_len": 0}, 0), ({"mem_len": 0}, 3)]
 )
@@ -135,75 +123,14 @@ def test_prompts_are_scored_as_a_text_is_evaluated(options, context):
     """Prompts of several segments, some shorter, get the scores of each as a stream of its own."""
     model = tiny.tiny_transformer_xl(**options).double().eval()
     task, scorer = build_generator(model, context=context, score_reference=True)
-    dictionary, segment = tiny.dictionary(), task.cfg.tokens_per_sample
-    texts = [torch.from_numpy(tiny.text(length).astype("int64")) for length in (2 * segment + 3, 5)]
-    prompts = [torch.cat([torch.tensor([EOS]), text]) for text in texts]
-    source = torch.nn.utils.rnn.pad_sequence(prompts, True, dictionary.pad())
-    lengths = torch.tensor(list(map(len, prompts)))
-    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    texts = [torch.tensor([*tiny.text(length).tolist(), EOS]) for length in (19, 5)]
+    dataset = task.build_dataset_for_inference(texts, [len(text) for text in texts])
+    sample = dataset.collater([dataset[0], dataset[1]])
     rows = task.inference_step(scorer, [model], sample)
-    for text, (row,) in zip(texts, rows, strict=True):
-        tokens = torch.cat([text, torch.tensor([EOS])])
-        streams = TokenStreams(tokens.numpy(), dictionary, 1, segment, context)
-        batches, pasts = (
-            [streams.collater([streams[i]]) for i in range(len(streams))],
-            StreamPasts(),
-        )
-        for number, batch in enumerate(batches):
-            batch["net_input"] |= {"pasts": pasts, "start": number * segment}
+    for text, (row,) in zip((texts[number] for number in sample["id"]), rows, strict=True):
+        streams = TokenStreams(text.numpy(), tiny.dictionary(), 1, 8, context)
+        batches = StreamIterator(streams, num_shards=1, shard_id=0).next_epoch_itr()
         expected = [scorer.generate([model], batch)[0][0]["positional_scores"] for batch in batches]
-        assert torch.equal(row["tokens"], tokens)
+        assert torch.equal(row["tokens"], text)
         assert_close(row["positional_scores"], torch.cat(expected))
         assert_close(row["score"], torch.cat(expected).mean())
-
-
-def test_draws_depend_on_the_seed_alone():
-    log_probs, draws = torch.randn(3, 1, 20).log_softmax(-1), {}
-    for seed in (1, 1, 2):
-        generator = SimpleNamespace(
-            search=Sampling(tiny.dictionary()),
-            tgt_dict=tiny.dictionary(),
-            **{"eos": EOS, "pad": 1, "min_len": 1, "repeat_ngram_blocker": None},
-        )
-        search = adapt_generator(generator, seed).search
-        torch.manual_seed(len(draws))
-        state = torch.get_rng_state()
-        drawn = [search.step(0, log_probs.clone(), None)]
-        scores = drawn[0][0].unsqueeze(-1)
-        drawn += [search.step(1, log_probs.clone(), scores) for _ in range(20)]
-        assert torch.equal(torch.get_rng_state(), state)
-        for score, symbols, beams in drawn[:2]:
-            expected = log_probs.squeeze(1).gather(1, symbols)
-            assert_close(score, expected + (0 if score is drawn[0][0] else scores.squeeze(-1)))
-            assert not beams.any()
-        symbols = torch.cat([symbols for _, symbols, _ in drawn])
-        assert torch.equal(draws.setdefault(seed, symbols), symbols)
-    assert not torch.equal(draws[1], draws[2])
-    # a new text begins with the seed again
-    assert torch.equal(search.step(0, log_probs.clone(), None)[1], draws[2][:3])
-
-
-def search_that_ends_by_length(kind, **options):
-    """Return the search of a generator that waits for a symbol which fairseq makes impossible."""
-    generator = SimpleNamespace(search=kind(tiny.dictionary(), **options), eos=END, pad=END)
-    generator.min_len, generator.repeat_ngram_blocker = 1, None
-    return adapt_generator(generator).search
-
-
-def log_probabilities(only_the_end):
-    """Return log-probabilities of one prompt and beam, as fairseq's search gets them."""
-    symbols = len(tiny.dictionary())
-    lprobs = torch.randn(1, 1, symbols).log_softmax(-1)
-    lprobs[..., END] = -torch.inf
-    if only_the_end:
-        lprobs[..., END + 1 :] = -torch.inf
-    return lprobs
-
-
-@pytest.mark.parametrize("options", [{}, {"sampling_topp": 0.9}, {"sampling_topk": 3}])
-def test_a_search_draws_the_end_at_no_cost_if_nothing_else_is_left(options):
-    search = search_that_ends_by_length(Sampling, **options)
-    scores, symbols, _ = search.step(1, log_probabilities(True), torch.full((1, 1, 1), -2.5))
-    assert (symbols.item(), scores.item()) == (END, -2.5)
-    # all other attributes are those of the search itself
-    assert search.sampling_topk == options.get("sampling_topk", -1)

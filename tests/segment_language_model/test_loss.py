@@ -3,24 +3,12 @@
 import pytest
 import torch
 from fairseq.logging import metrics
-from torch import nn
 
 from tests.reference.adaptive_softmax import log_probability
 from tests.tiny import ADAPTIVE, VOCABULARY, segment_loss, tiny_model, tokens
 
 PAD, GAMMA, SPAN, RAMP = 1, 0.01, 16, 4
 SPAN_VALUES = [[0.1, 0.5], [0.0, 0.25], [1.0, 0.9]]
-
-
-class Mask(nn.Module):
-    """A dropout with a fixed mask."""
-
-    def __init__(self, mask):
-        super().__init__()
-        self.mask = mask
-
-    def forward(self, x):
-        return x * self.mask
 
 
 def model_with_spans(**options):
@@ -32,11 +20,11 @@ def model_with_spans(**options):
 
 def batch():
     """Return three streams of 9 tokens: all scored, with unscored context, and ending early."""
-    source = tokens(3, 9)
-    target = source.roll(-1, dims=1)
+    source, target, counts = tokens(3, 9), torch.full((3, 9), 4), [9, 6, 1]
     target[1, :3] = PAD
     target[2, 1:] = PAD
-    counts = [9, 6, 1]
+    # each letter once: fairseq's adaptive loss leaves out a part of the second cluster
+    target[target.ne(PAD)] = torch.arange(4, VOCABULARY)
     return {
         "net_input": {"src_tokens": source},
         "target": target,
@@ -62,26 +50,28 @@ def by_hand(model, target, mask):
 
 
 @pytest.mark.parametrize("softmax", [{}, ADAPTIVE], ids=["", "adaptive"])
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("average", ["tokens", "streams", "half"])
 @pytest.mark.parametrize("cost", [0.0, GAMMA])
-def test_loss_and_gradients_equal_those_by_hand(softmax, half, cost):
+def test_loss_and_gradients_equal_those_by_hand(softmax, average, cost):
+    half, streams = average == "half", average == "streams"
     model, sample = model_with_spans(**softmax), batch()
     mask = 2.0 * (torch.rand(3, 9, 16, generator=torch.Generator().manual_seed(1)) < 0.5).double()
-    target, size = sample["target"].clone(), 16
+    target = sample["target"].clone()
     if half:
         target[0, :4] = PAD
         target[1, 3:6] = PAD
-        size = 9
+    size = 9 if half else 16
     tokens_alone = by_hand(model, target, mask)
-    model.decoder.output_dropout = Mask(mask)
+    model.decoder.output_dropout.register_forward_hook(lambda _, args, out: args[0] * mask)
     # the scored tokens, times the largest span, times the mean over heads, summed over layers
     spans = size * SPAN * sum(span.value.mean() for span in model.learned_spans())
     expected = tokens_alone + cost * spans
-    criterion = segment_loss(half_loss=half, span_loss=cost)
+    criterion = segment_loss(half_loss=half, span_loss=cost, sentence_avg=streams)
     loss, sample_size, log = criterion.train()(model, sample)
     close = {"rtol": 1e-5, "atol": 1e-5}  # scores are normalised in single precision
     torch.testing.assert_close(loss, expected, check_dtype=False, **close)
-    assert (sample_size, log["ntokens"], log["nsentences"]) == (size, size, 3)
+    assert sample_size == (3 if streams else size)
+    assert (log["ntokens"], log["nsentences"]) == (size, 3)
     assert log["loss"].item() == pytest.approx(tokens_alone.item(), rel=1e-6)
     assert log["span_loss"].item() == pytest.approx(cost * spans.item(), rel=1e-5)
     gradients = [
@@ -90,32 +80,12 @@ def test_loss_and_gradients_equal_those_by_hand(softmax, half, cost):
     ]
     torch.testing.assert_close(*gradients, **close)
     assert not any(getattr(value, "requires_grad", False) for value in log.values())
-    # validation scores all tokens, without the cost of spans
-    scored, sample_size, log = criterion.eval()(model, sample)
-    assert (sample_size, log["ntokens"]) == (16, 16)
-    assert scored.item() == segment_loss().train()(model, sample)[0].item()
-
-
-@pytest.mark.parametrize("sentence_avg", [False, True])
-def test_the_cost_of_spans_counts_tokens(sentence_avg):
-    model, sample = model_with_spans(), batch()
-    without, size, _ = segment_loss(sentence_avg=sentence_avg)(model, sample)
-    with_cost, _, _ = segment_loss(sentence_avg=sentence_avg, span_loss=GAMMA)(model, sample)
-    assert size == (3 if sentence_avg else 16)
-    assert (with_cost - without).item() == pytest.approx(16 * GAMMA * SPAN * 1.375, rel=1e-4)
-
-
-def test_the_adaptive_loss_has_every_symbol_of_a_cluster():
-    """fairseq's loss leaves out a part of the second cluster."""
-    target = torch.tensor([[2, 3, *range(4, VOCABULARY), PAD, PAD]])
-    sample = {"net_input": {"src_tokens": target.roll(1, dims=1)}, "target": target, "ntokens": 18}
-    model = tiny_model(**ADAPTIVE)
-    loss = segment_loss()(model, sample)[0]
-    with torch.no_grad():
-        scores = model.eval()(**sample["net_input"])
-        probs = model.get_normalized_probs(scores, log_probs=True, sample=sample)
-    picked = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)[target != PAD]
-    assert loss.item() == pytest.approx(-picked.sum().item())
+    # validation scores all tokens as evaluation does, without the cost of spans
+    scored, _, log = criterion.eval()(model, sample)
+    probs = model.get_normalized_probs(model(**sample["net_input"]), True, sample)
+    picked = probs.gather(-1, sample["target"].unsqueeze(-1))[sample["target"] != PAD]
+    assert log["ntokens"] == len(picked) == 16
+    assert scored.item() == pytest.approx(-picked.sum().item(), rel=1e-5)
 
 
 def logged(logs):

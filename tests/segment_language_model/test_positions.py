@@ -3,39 +3,9 @@
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped
-from fairseq_plugins.segment_language_model.positions import (
-    Distances,
-    LearnedAbsolutePositions,
-    LearnedRelativePositions,
-    SinusoidalRelativePositions,
-)
-from tests.reference.transformer_xl import sinusoid
+from fairseq_plugins.segment_language_model.positions import SinusoidalRelativePositions
 
 WIDTH, LIKE = 8, torch.empty(0)
-
-
-def test_sinusoids_equal_the_papers():
-    encoding = SinusoidalRelativePositions(WIDTH)(5, LIKE.double())
-    expected = torch.stack([sinusoid(max(0, distance), WIDTH) for distance in range(5, -2, -1)])
-    torch.testing.assert_close(encoding, expected)
-
-
-@pytest.mark.parametrize(
-    "positions",
-    [
-        SinusoidalRelativePositions(WIDTH, 3),
-        SinusoidalRelativePositions(WIDTH, 3, torch.nn.Dropout(0.5)).eval(),
-        Distances(3),
-        LearnedRelativePositions(9, WIDTH, 3),
-    ],
-)
-def test_distances_beyond_the_clamp_are_left_out(positions):
-    nearer, clamp, farther = (positions(farthest, LIKE) for farthest in (2, 3, 7))
-    assert (len(nearer), len(clamp)) == (4, 5)
-    assert isinstance(farther, Clamped)
-    assert torch.equal(farther.rows, clamp)
-    assert torch.equal(clamp[1:], nearer)
 
 
 def test_dropout_acts_on_each_distance_beyond_the_clamp():
@@ -55,10 +25,3 @@ def test_half_precision_keeps_far_positions_apart(dtype):
     half, exact = (encode(590, LIKE.to(kind)) for kind in (dtype, torch.float64))
     assert half.dtype == dtype
     torch.testing.assert_close(half.double(), exact, atol=0.01, rtol=0.01)
-
-
-def test_learned_positions_have_a_vector_in_each_layer():
-    positions, x = LearnedAbsolutePositions(2, 8, WIDTH), torch.zeros(1, 2, WIDTH)
-    torch.testing.assert_close(positions.add_to_layer(x, 1, 6)[0], positions.weight[1, 6:])
-    with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
-        positions.add_to_layer(x, 0, 7)

