@@ -188,4 +188,4 @@ def loss(printed):
 
 def log_probabilities(printed):
     """Return the tokens' log-probabilities from --output-word-probs, in nats, in order."""
-    return [float(number) for number in re.findall(r"\[(-\d+\.\d+)\]", printed)]
+    return [float(number) for number in re.findall(r" \[(-?\d+\.\d{6})\]", printed)]
