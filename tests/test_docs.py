@@ -13,8 +13,7 @@ from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
 from benchmarks import plot
 from scripts.docs import tables
-from scripts.prepare import _binarize, python_source
-from tests.end_to_end.commands import PLUGIN, ROOT, run, run_here
+from tests.end_to_end.commands import PLUGIN, ROOT, prepare_python, run
 from tests.scripts.evaluate.saved_memory_models import write_all
 
 # the packages of the papers, and those that two or all of them share
@@ -113,29 +112,17 @@ def test_the_lines_of_python_run():
     assert names["y"].shape == names["x"].shape
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Return a folder in which the commands find the plugin and a small corpus."""
-    for name in ("fairseq_plugins", "scripts"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    library = tmp_path / "library"
-    library.mkdir()
-    for number in range(120):
-        source = f"def f{number}(x):\n    x += {number}\n    return x\n"
-        (library / f"m{number:03}.py").write_text(source * 4)
-    monkeypatch.setattr(_binarize, "child_process", run_here)
-    monkeypatch.setattr(python_source, "WORKERS", 1)
-    python_source.prepare(tmp_path / "quickstart" / "data", library, subwords=60)
-    return tmp_path
-
-
 @pytest.mark.slow
 def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
-    folder, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ):
+    for name in ("fairseq_plugins", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "quickstart").mkdir()
+    prepare_python(tmp_path / "quickstart" / "data")
     pages = [PAGES[page] for page in ("README.md", "docs/evaluation.md", "docs/training.md")]
     names, logs = [], []
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
     for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
         command = re.sub(r"--max-update \d+", "--max-update 3", command)
         pipe, _, words = command.rpartition(" | ")
@@ -143,17 +130,17 @@ def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
         name, *words = shlex.split(words.replace("\\\n", " "))
         text = subprocess.check_output(["bash", "-c", pipe], text=True, encoding="utf-8")
         # this process has loaded the plugin from PLUGIN
-        assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
+        assert (tmp_path / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
         words[words.index("--user-dir") + 1] = PLUGIN
         names.append(name.removeprefix("fairseq-"))
         logs.append(run(name, *words, text=text))
     assert names == "train eval-lm interactive interactive generate train".split()
-    assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
+    assert (tmp_path / "checkpoints" / "checkpoint_last.pt").exists()
     assert re.search(r"^D-0\t\S+\tdef", logs[2], re.MULTILINE)
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", logs[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", logs[4], re.MULTILINE)) >= 8
     # stand in for the output of make quickstart-translation
-    output = folder / "quickstart" / "translation"
+    output = tmp_path / "quickstart" / "translation"
     output.mkdir()
     made = write_all(output)
     shutil.copytree(made / "pairs", made / "checkpoints")

@@ -12,7 +12,6 @@ root mean square over the tokens (the largest difference is a matter of chance, 
 the processor), and by no more than 1e-2 at any token.
 """
 
-import itertools
 import json
 import os
 import re
@@ -165,15 +164,7 @@ def write_case(foreign, folder, settings):
         scores = foreign.log_probabilities(numbers, **setting)
         losses[name] = expected[name] = -scores[range(len(scores)), following].float().numpy()
         if foreign.source == "transformer-xl":
-            # the original returns the losses of a segment cluster by cluster
-            bounds, tokens = [0, *config["cutoffs"], len(foreign.symbols)], range(len(scores))
-            order = [
-                token
-                for start in tokens[:: setting["tgt_len"]]
-                for first, last in itertools.pairwise(bounds)
-                for token in tokens[start : start + setting["tgt_len"]]
-                if first <= following[token] < last
-            ]
+            order = Case(folder, config, {}).cluster_order(setting["tgt_len"])
             expected[name] = losses[name][order]
     np.savez(folder / "expected.npz", **expected)
     return losses
