@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-from tests.parity.report import pytest_terminal_summary  # noqa: F401 (a pytest hook)
-
 # tests run in parallel, and OpenMP threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # started by a shell in the background, the tests and their child processes would ignore Ctrl-C

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 import pytest
 from fairseq import checkpoint_utils
 
+from scripts.prepare import _binarize, python_source
+
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "fairseq_plugins"
 USER_DIR = ["--user-dir", str(PLUGIN)]
@@ -113,6 +115,19 @@ def run_here(words, log=None, append=False):
     yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
 
 
+def prepare_python(folder):
+    """Prepare a small library as the corpus of make quickstart, in a folder."""
+    library = folder.with_name("library")
+    library.mkdir()
+    for number in range(120):
+        source = f"def f{number}(x):\n    x += {number}\n    return x\n"
+        (library / f"m{number:03}.py").write_text(source * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_binarize, "child_process", run_here)
+        patch.setattr(python_source, "WORKERS", 1)
+        python_source.prepare(folder, library, subwords=60)
+
+
 def train(data, folder, *options, model=MODEL, workers=1, fails=False):
     """Train a small model by plain SGD in segments of 8, with 4 streams over all workers.
 
@@ -128,7 +143,7 @@ def train(data, folder, *options, model=MODEL, workers=1, fails=False):
     return run(*words, fails=fails)
 
 
-def run_on_two_workers(folder, name, *words, before=None, fails=False):
+def run_on_two_workers(folder, *words, before=None, fails=False):
     """Run a command on two workers, copies of this process; return what the first one printed.
 
     They meet at a file in the folder. ``before`` is a function that each worker calls first.
@@ -140,27 +155,12 @@ def run_on_two_workers(folder, name, *words, before=None, fails=False):
         *(*words, "--cpu", "--distributed-backend", "gloo", "--distributed-no-spawn"),
         *("--distributed-world-size", 2, "--distributed-init-method", f"file://{meeting}"),
     )
-    fork = multiprocessing.get_context("fork")
-    arguments = [(folder, before, name, *words, "--distributed-rank", rank) for rank in (0, 1)]
-    workers = [fork.Process(target=_work, args=each) for each in arguments]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(LIMIT)
-        worker.kill()
-        worker.join()
-    printed = [(folder / f"printed{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
-    statuses = [worker.exitcode for worker in workers]
-    assert all((status != 0) == fails for status in statuses), "\n".join(printed)[-4000:]
+    calls = [(*words, "--distributed-rank", rank) for rank in (0, 1)]
+    with multiprocessing.get_context("fork").Pool(2, before) as pool:
+        results = pool.starmap_async(call, calls, chunksize=1).get(LIMIT)
+    printed = [text for _, text in results]
+    assert all((status != 0) == fails for status, _ in results), "\n".join(printed)[-4000:]
     return printed[0]
-
-
-def _work(folder, before, *words):
-    if before:
-        before()
-    status, printed = call(*words)
-    (folder / f"printed{words[-1]}").write_text(printed, encoding="utf-8")
-    sys.exit(status)
 
 
 def evaluation_command(data, checkpoint, *options):
@@ -188,4 +188,4 @@ def loss(printed):
 
 def log_probabilities(printed):
     """Return the tokens' log-probabilities from --output-word-probs, in nats, in order."""
-    return [float(number) for number in re.findall(r"\[(-\d+\.\d+)\]", printed)]
+    return [float(number) for number in re.findall(r" \[(-?\d+\.\d{6})\]", printed)]

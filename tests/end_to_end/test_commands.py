@@ -9,6 +9,7 @@ from tests.end_to_end.commands import (
     LIMIT,
     TASK,
     USER_DIR,
+    evaluate,
     evaluation_command,
     loss,
     start,
@@ -25,22 +26,20 @@ def typed(*words, text=None):
     return printed
 
 
-def test_a_language_model_from_text_to_continuations(data, tmp_path, test_tokens):
-    texts = [f"--{split}pref={data.parent}/{split}.txt" for split in ("train", "valid", "test")]
-    typed("fairseq-preprocess", "--only-source", *texts, "--destdir", tmp_path / "bin")
-    corpora = {"text": tmp_path / "bin"}
-    typed(*training_command(corpora, "transformer_xl", tmp_path, "--max-update", 3))
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    printed = typed(*evaluation_command(tmp_path / "bin", checkpoint))
-    assert tokens_evaluated(printed) == test_tokens
-    assert 2 < loss(printed) < 6
-    words = ("--path", checkpoint, "--beam", 2, "--max-len-b", 9)
-    printed = typed("fairseq-interactive", tmp_path / "bin", *TASK, *words, text="the cat\n")
-    assert re.search(r"^H-0\t\S+\tthe cat", printed, re.MULTILINE)
+def test_a_typed_training_learns_from_a_text(data, tmp_path):
+    typed(*training_command({"text": data}, "transformer_xl", tmp_path, "--max-update", 3))
+    assert 2 < loss(evaluate(data, tmp_path / "checkpoint_last.pt")) < 6
 
 
 @pytest.mark.slow
-def test_a_translation_model_from_training_to_translations(corpora, pairs, trained):
+def test_other_commands_as_typed(data, pairs, trained, tmp_path, test_tokens):
+    text = f"--testpref={data.parent}/test.txt", f"--srcdict={data}/dict.txt"
+    typed("fairseq-preprocess", "--only-source", *text, "--destdir", tmp_path)
+    checkpoint = trained("transformer_xl") / "checkpoint_last.pt"
+    assert tokens_evaluated(typed(*evaluation_command(tmp_path, checkpoint))) == test_tokens
+    words = ("--path", checkpoint, "--beam", 2, "--max-len-b", 9)
+    printed = typed("fairseq-interactive", tmp_path, *TASK, *words, text="the cat\n")
+    assert re.search(r"^H-0\t\S+\tthe cat", printed, re.MULTILINE)
     checkpoint = trained("weighted_transformer") / "checkpoint_last.pt"
     options = ("--task", "translation", "--path", checkpoint, "--cpu", "--max-tokens", 200, *ALL)
     printed = typed("fairseq-validate", pairs, *USER_DIR, *options)

@@ -6,13 +6,7 @@ import re
 import torch
 
 from scripts.convert import average
-from tests.end_to_end.commands import (
-    ALL,
-    USER_DIR,
-    loss,
-    run,
-    tokens_evaluated,
-)
+from tests.end_to_end.commands import ALL, USER_DIR, loss, run, tokens_evaluated
 from tests.end_to_end.trainings import EXACT, assert_equal, parameters, training_command
 
 TASK = (*USER_DIR, "--task", "language_modeling")
@@ -23,7 +17,7 @@ def train_lm(corpora, folder, *options):
     words = training_command(corpora, "product_key_memory", folder, "--max-update", 6, *options)
     # only adam_with_memory has this option
     without = ("--memory-lr", "0.01") if "adam" in options else ()
-    return run(*(word for word in words if word not in without))
+    run(*(word for word in words if word not in without))
 
 
 def evaluate_lm(data, checkpoint, length=16, fails=False):
@@ -32,9 +26,7 @@ def evaluate_lm(data, checkpoint, length=16, fails=False):
 
 
 def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_tokens):
-    folder = trained("product_key_memory")
-    assert "lazy Adam updates the values of memories: 64 x 16" in (folder / "log").read_text()
-    path = folder / "checkpoint_last.pt"
+    path = trained("product_key_memory") / "checkpoint_last.pt"
     printed = evaluate_lm(data, path)
     assert tokens_evaluated(printed) == test_tokens
     assert loss(printed) < math.log2(24)
@@ -61,17 +53,15 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
 def test_a_shared_table_is_trained_resumed_averaged_and_scored(
     corpora, data, tmp_path, test_tokens
 ):
-    model = ("--memory-layers", "1,2", "--memory-share-values", "--memory-output-gate")
-    model += ("--disable-validation",)
-    train_lm(corpora, tmp_path, *model, "--save-interval-updates", 3)
+    model = """--memory-layers 1,2 --memory-share-values --memory-output-gate --disable-validation
+    --save-interval-updates 3""".split()
+    train_lm(corpora, tmp_path, *model)
     resumed = tmp_path / "resumed"
     train_lm(corpora, resumed, *model, "--restore-file", tmp_path / "checkpoint_1_3.pt")
-    assert_equal(parameters(resumed), parameters(tmp_path), **EXACT)
-    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    tables = [x for name, x in saved["model"].items() if name.endswith("memory.values.weight")]
-    assert len(tables) == 2
-    assert torch.equal(*tables)
-    assert len(saved["last_optimizer_state"]["tables"]) == 1
+    weights = parameters(tmp_path)
+    assert_equal(parameters(resumed), weights, **EXACT)
+    one, other = (x for name, x in weights.items() if name.endswith("memory.values.weight"))
+    assert torch.equal(one, other)
     mean = tmp_path / "average.pt"
     average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
     assert tokens_evaluated(evaluate_lm(data, mean)) == test_tokens

@@ -22,12 +22,6 @@ from tests.scripts.evaluate.saved_memory_models import TOKENS, write_all
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Write models with memories and random weights, a text of letters, and sentence pairs."""
-    return write_all(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture(scope="module")
 def model(checkpoint, data):
     """Load the small all-attention model."""
     return load(checkpoint, data)
@@ -46,22 +40,14 @@ def assert_printed(score, printed):
     assert f"{math.exp(score.nats):.2f}" == re.search(r"Perplexity: ([\d.]+)", printed)[1]
 
 
-OTHERWISE = "--tokens-per-sample 5 --model-overrides {'mem_len':3}"
-
-
 @pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ("--tokens-per-sample 8", {}),
-        (OTHERWISE, {"tokens_per_sample": 5, "mem_len": 3}),
-    ],
+    ("length", "overrides"), [(8, {}), (5, {"mem_len": 3})], ids=["as trained", "otherwise"]
 )
-def test_score_equals_fairseq_eval_lm(data, checkpoint, text, words, options):
-    printed = evaluate(data, checkpoint, "--output-word-probs", *words.split())
-    model = load(checkpoint, data, **options)
-    score = model.score(text)
-    assert_printed(score, printed)
-    assert str(score).startswith(re.search(r"Perplexity: ([\d.]+)", printed)[1])
+def test_score_equals_fairseq_eval_lm(data, checkpoint, text, length, overrides):
+    words = ("--output-word-probs", "--tokens-per-sample", length, "--model-overrides", overrides)
+    printed = evaluate(data, checkpoint, *words)
+    model = load(checkpoint, data, tokens_per_sample=length, **overrides)
+    assert_printed(model.score(text), printed)
     stream = model.stream()
     lines = [stream.score(line) for line in text.splitlines(keepends=True)]
     assert_printed(sum(lines[1:], lines[0]), printed)
@@ -69,30 +55,27 @@ def test_score_equals_fairseq_eval_lm(data, checkpoint, text, words, options):
 
 def test_score_split_equals_fairseq_eval_lm(data, transformer_xl):
     changed = {"mem_len": 6, "same_length": True, "clamp_len": 4}
-    words = ("--batch-size", 3, "--model-overrides", changed)
-    printed = evaluate(data, transformer_xl, *words)
-    assert "recurrence 6 tokens, clamp 4, same length yes, positions transformer-xl" in printed
+    printed = evaluate(data, transformer_xl, "--batch-size", 3, "--model-overrides", changed)
     losses = load(transformer_xl, data, **changed).score_split("test", batch_size=3)
     assert len(losses) == tokens_evaluated(printed)
     assert f"{losses.mean() / math.log(2):.4f}" == f"{loss(printed):.4f}"
     # each of the three options has an effect
     for option, value in (("mem_len", 12), ("same_length", False), ("clamp_len", None)):
         other = load(transformer_xl, data, **{**changed, option: value})
-        other_losses = other.score_split("test", batch_size=3)
-        assert abs(other_losses.mean() - losses.mean()) > 1e-4
+        assert abs(other.score_split("test", batch_size=3).mean() - losses.mean()) > 1e-4
 
 
-def test_score_in_blocks_equals_fairseq_eval_lm(saved):
+def test_score_in_blocks_equals_fairseq_eval_lm(tmp_path):
+    saved = write_all(tmp_path)
     task = (*USER_DIR, "--task", "language_modeling", *ALL)
     path = ("--path", saved / "blocks.pt", "--gen-subset", "test", "--tokens-per-sample", 10)
     printed = run("fairseq-eval-lm", saved / "text", *task, *path, "--output-word-probs")
-    blocks = load(saved / "blocks.pt", saved / "text")
     # fairseq scores the blocks in its own order
-    block_lines = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
-    in_order = "\n".join(line for _, line in sorted(block_lines, key=lambda block: int(block[0])))
+    lines = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
+    in_order = "\n".join(line for _, line in sorted(lines, key=lambda line: int(line[0])))
     letters = re.findall(r"(\S+) \[-", in_order)
     text = "".join("\n" if letter == "</s>" else letter for letter in letters)
-    score = blocks.score(text)
+    score = load(saved / "blocks.pt", saved / "text").score(text)
     np.testing.assert_allclose(score.log_probs, log_probabilities(in_order), atol=1.1e-6)
     assert f"{score.loss:.4f}" == f"{loss(printed):.4f}"
     assert len(score) == TOKENS
@@ -110,14 +93,19 @@ def test_score_equals_fairseq_interactive(data, checkpoint, model):
 
 @pytest.mark.parametrize("past_lines", [False, True])
 def test_generate_equals_fairseq_interactive(data, checkpoint, model, past_lines):
+    prompts = ["the cat", "a dog ran the"]
     words = ("--path", checkpoint, "--beam", 3, "--max-len-b", 22)
+    words += ("--buffer-size", 2, "--batch-size", 2)
     words += ("--continue-past-eos", "--min-len", 22) if past_lines else ()
-    printed = run("fairseq-interactive", data, *TASK, *words, text="the cat\n")
-    ((score, text),) = re.findall(r"^H-0\t(\S+)\t(.*)$", printed, re.MULTILINE)
-    (best, *_) = model.hypotheses("the cat", 20, beam=3, stop_at_newline=not past_lines)
-    assert " ".join(best.tokens) == text
-    assert best.score == pytest.approx(float(score) * math.log(2), rel=1e-6)
-    assert model.generate("the cat", 20, beam=3, stop_at_newline=not past_lines) == best.text
+    printed = run("fairseq-interactive", data, *TASK, *words, text="\n".join(prompts))
+    lines = re.findall(r"^H-\d\t(\S+)\t(.*)$", printed, re.MULTILINE)
+    for prompt, (score, text) in zip(prompts, lines, strict=True):
+        options = {"beam": 3, "stop_at_newline": not past_lines}
+        length = 22 - len(prompt.split())
+        (best, *_) = model.hypotheses(prompt, length, **options)
+        assert " ".join(best.tokens) == text
+        assert best.score == pytest.approx(float(score) * math.log(2), rel=1e-6)
+        assert model.generate(prompt, length, **options) == best.text
 
 
 def test_from_pretrained_loads_a_model(data, checkpoint, model):

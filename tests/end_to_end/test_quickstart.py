@@ -6,10 +6,12 @@ import re
 import pytest
 
 from scripts.evaluate import translation as evaluate_translation
-from scripts.prepare import _binarize, python_source
+from scripts.prepare import _binarize
 from scripts.quickstart import _steps as steps
 from scripts.quickstart import language_model, translation
-from tests.end_to_end.commands import ROOT, run_here
+from tests.end_to_end.commands import prepare_python, run_here
+
+pytestmark = pytest.mark.slow
 
 
 def replaced(words, **values):
@@ -20,42 +22,30 @@ def replaced(words, **values):
     return words
 
 
-@pytest.mark.slow
 def test_all_steps_of_the_language_model(tmp_path, monkeypatch, capsys):
-    # a corpus from a small library, which is made of this repository's scripts
-    library = tmp_path / "library"
-    library.mkdir()
-    scripts = sorted((ROOT / "scripts").glob("*/[a-z]*.py"))
-    for number in range(120):
-        lines = scripts[number % len(scripts)].read_text(encoding="utf-8").splitlines()
-        part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())
-        (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
-    (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
-    monkeypatch.setattr(_binarize, "child_process", run_here)
-    monkeypatch.setattr(python_source, "WORKERS", 1)
-    python_source.prepare(tmp_path / "data", library, subwords=200)
+    output = tmp_path / "output"
+    output.mkdir()
+    prepare_python(output / "data")
     few = replaced(language_model.TRAINING, max_update="2", save_interval_updates="1")
     monkeypatch.setattr(language_model, "TRAINING", few)
-    run = steps.child_process
+    child_process = steps.child_process
 
     def skip_the_corpus(words, log=None):
-        return run(["true"] if "scripts.prepare.python_source" in words else words, log)
+        return child_process(["true"] if "scripts.prepare.python_source" in words else words, log)
 
     monkeypatch.setattr(steps, "child_process", skip_the_corpus)
-    assert language_model.main(["--output", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["updates"] == 2
-    figures = result["bits_per_character"]
+    assert language_model.main(["--output", str(output)]) == 0
+    result = json.loads((output / "result.json").read_text())
     printed = capsys.readouterr().out
     for name in language_model.RECURRENCES:
+        figure = result["bits_per_character"][f"model, recurrence {name}"]
         # a model that has learned nothing
-        assert 1 < figures[f"model, recurrence {name}"] < 8
-        assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
+        assert 1 < figure < 8
+        assert f"{figure:.4f}" in printed
     assert re.search(rf"\n\n{language_model.PROMPT}.*\n\npage: ", printed, re.DOTALL)
-    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<html" in (output / "page.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     corpus = replaced(translation.CORPUS, train="300", valid="20", test="12")
     few = {"max_update": "2", "save_interval_updates": "1", "max_tokens": "600"}
@@ -74,8 +64,6 @@ def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
     assert sizes["train"]["kept"] > 290
     examples = re.findall(r"^source: .*\ntranslation: .*\nreference: .*$", printed, re.MULTILINE)
     assert len(examples) == 10
-    assert re.search(r"^2 updates, \d+ s of training", printed, re.MULTILINE)
-    assert (tmp_path / "checkpoints/train.log").read_text().count('"valid_num_updates"') >= 1
     # the same command again trains no further
     assert translation.main(["--output", str(tmp_path)]) == 0
-    assert "2 updates" in capfd.readouterr().out
+    assert re.search(r"^2 updates, \d+ s of training", capfd.readouterr().out, re.MULTILINE)

@@ -1,7 +1,5 @@
 """Two workers: torch's DistributedDataParallel, and resuming with a memory."""
 
-import re
-
 import pytest
 import torch
 from fairseq.models import distributed_fairseq_model
@@ -12,12 +10,12 @@ from tests.end_to_end.trainings import EXACT, assert_equal, parameters
 
 MEMORY = """--memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8
     --optimizer adam_with_memory --memory-lr 0.01"""
-SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 2"
-BLOCKS = "--task language_modeling --tokens-per-sample 16 --batch-size 2"
 MODELS = {
-    "all_attention with spans": f"""{SEGMENTS} --arch all_attention_lm_tiny --optimizer adam
-    --adaptive-span --criterion segment_loss --span-loss 0.001""",
-    "pkm_transformer_lm": f"{BLOCKS} --arch pkm_transformer_lm_tiny {MEMORY}",
+    "all_attention with spans": """--task segment_language_modeling --tokens-per-sample 8
+    --arch all_attention_lm_tiny --optimizer adam --adaptive-span --criterion segment_loss
+    --span-loss 0.001""",
+    "pkm_transformer_lm": f"""--task language_modeling --tokens-per-sample 16
+    --arch pkm_transformer_lm_tiny {MEMORY}""",
 }
 
 
@@ -33,20 +31,16 @@ def let_cpus_work_together():
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
-    losses = []
+    trained = []
     for backend in ("legacy_ddp", "pytorch_ddp"):
-        printed = run_on_two_workers(
+        run_on_two_workers(
             *(tmp_path / backend, "fairseq-train", data, *USER_DIR, *MODELS[model].split(), *ALL),
-            *("--lr", 0.003, "--max-update", 5, "--disable-validation", "--ddp-backend", backend),
-            *("--log-format", "json", "--log-interval", 1, "--no-epoch-checkpoints"),
-            *("--save-dir", tmp_path / backend),
+            *("--batch-size", 2, "--lr", 0.003, "--max-update", 5, "--disable-validation"),
+            *("--ddp-backend", backend, "--save-dir", tmp_path / backend),
             before=let_cpus_work_together,
         )
-        losses.append(re.findall(r'"loss": "([\d.]+)"', printed))
-    assert len(losses[0]) >= 5
-    assert losses[0] == losses[1]
-    one, other = (parameters(tmp_path / backend) for backend in ("legacy_ddp", "pytorch_ddp"))
-    assert_equal(one, other, **EXACT)
+        trained.append(parameters(tmp_path / backend))
+    assert_equal(*trained, **EXACT)
 
 
 def test_two_workers_with_a_memory_resume_what_one_learns(data, tmp_path):
@@ -61,8 +55,6 @@ def test_two_workers_with_a_memory_resume_what_one_learns(data, tmp_path):
     # with validation, before which the pasts of all streams are gathered
     for updates in (2, 4):
         train(data, two, "--max-update", updates, *options, model=(), workers=2)
-    (table,) = (name for name in parameters(two) if name.endswith("values.weight"))
-    assert parameters(two)[table].shape == (64, 16)
     assert_equal(parameters(two), parameters(one), rtol=1e-4, atol=1e-5)
     moments = (
         torch.load(folder / "checkpoint_last.pt", weights_only=True)["last_optimizer_state"]

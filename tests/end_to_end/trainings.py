@@ -69,13 +69,9 @@ def logged(printed):
     """Return the numbers that a training logged, except times, by kind and number of updates."""
     numbers = {}
     for kind, line in re.findall(r"\| (train_inner|valid) \| ({.*})$", printed, re.MULTILINE):
-        values = json.loads(line)
-        updates = int(values.get("num_updates") or values["valid_num_updates"])
-        numbers[kind, updates] = {
-            name: value
-            for name, value in values.items()
-            if name.removeprefix("valid_") not in _TIMES
-        }
+        values = {name.removeprefix("valid_"): value for name, value in json.loads(line).items()}
+        updates = int(values["num_updates"])
+        numbers[kind, updates] = {k: v for k, v in values.items() if k not in _TIMES}
     return numbers
 
 
@@ -93,23 +89,18 @@ def assert_equal(one, other, **tolerance):
 
 def _tensors(state, name):
     if isinstance(state, torch.Tensor):
-        return {name: state}
-    parts = ()
-    if isinstance(state, Mapping):
-        parts = state.items()
-    elif isinstance(state, list | tuple):
+        yield name, state
+    parts = state.items() if isinstance(state, Mapping) else ()
+    if isinstance(state, list | tuple):
         parts = enumerate(state)
-    return {
-        key: tensor
-        for part, value in parts
-        if part not in ("metrics", "previous_training_time")
-        for key, tensor in _tensors(value, f"{name}/{part}").items()
-    }
+    for part, value in parts:
+        if part not in ("metrics", "previous_training_time"):
+            yield from _tensors(value, f"{name}/{part}")
 
 
 def read_tensors(path):
     """Return the tensors of a checkpoint file, except times, by their path in it."""
-    return _tensors(torch.load(path, map_location="cpu", weights_only=True), "")
+    return dict(_tensors(torch.load(path, map_location="cpu", weights_only=True), ""))
 
 
 def assert_refused(status, printed, *named):

@@ -18,14 +18,14 @@ DAMAGES = {
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
 }
-# fairseq itself names a folder that should be a file of tokens
-CASES = [(file, damage) for file in ("test.bin", "test.idx", "dict.txt") for damage in DAMAGES]
-CASES.remove(("test.bin", "a folder"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "damage"), CASES)
+@pytest.mark.parametrize("file", ["test.bin", "test.idx", "dict.txt"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_data_is_refused_by_name(file, damage, corpora, trained, tmp_path):
+    if (file, damage) == ("test.bin", "a folder"):
+        pytest.skip("fairseq itself refuses it, and names the folder")
     data = shutil.copytree(corpora["text"], tmp_path / "data")
     DAMAGES[damage](data / file)
     checkpoint = trained("transformer_xl") / "checkpoint_last.pt"
@@ -34,19 +34,6 @@ def test_damaged_data_is_refused_by_name(file, damage, corpora, trained, tmp_pat
         assert_refused(status, printed, file.split(".")[0])
     else:
         assert loss(printed) == loss(run(*evaluation_command(corpora["text"], checkpoint)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["empty", "cut", "a byte less", "text"])
-def test_a_damaged_checkpoint_is_refused(damage, trained, corpora, tmp_path):
-    """fairseq's commands end with torch's error, convert.average names the file."""
-    folder = shutil.copytree(trained("transformer_xl"), tmp_path / "model")
-    path, mean = folder / "checkpoint_last.pt", folder / "average.pt"
-    DAMAGES[damage](path)
-    assert "Loss" not in run(*evaluation_command(corpora["text"], path), fails=True)
-    words = ("scripts.convert.average", path, folder / "checkpoint_1_4.pt", "--output", mean)
-    assert_refused(*call(*words), path.name)
-    assert not mean.exists()
 
 
 @pytest.mark.parametrize("paper", ["product_key_memory", "weighted_transformer"])

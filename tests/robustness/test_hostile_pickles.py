@@ -5,7 +5,6 @@ import functools
 import os
 import pickle
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,18 +33,31 @@ def chain(mark):
     return Reduced(functools.partial, run_code, f"import os; os.mkdir({mark!r})")
 
 
-OBJECTS = {
+def bare_pickle(mark):
+    """Return a file as old versions of torch wrote it, with a function's name on the stack."""
+    name, function = mark.encode(), b"\x8c\x02os\x8c\x05mkdir\x93"
+    return b"\x80\x04" + function + b"\x8c" + bytes([len(name)]) + name + b"\x85R."
+
+
+CONTENTS = {
     "a function that is called": lambda mark: Reduced(os.mkdir, mark),
     "a chain of attributes": chain,
     "a pickle in a pickle": lambda mark: Reduced(
         pickle.loads, pickle.dumps(Reduced(os.mkdir, mark))
     ),
     "an array of objects": lambda mark: np.array([Reduced(os.mkdir, mark)], dtype=object),
+    "a bare pickle": bare_pickle,
 }
 
 
-def assert_loaders_refuse(path, mark):
-    """Check fairseq's loader, that of scripts, and load."""
+@pytest.mark.parametrize("content", CONTENTS)
+def test_loaders_execute_nothing_in_a_checkpoint(tmp_path, content):
+    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
+    made = CONTENTS[content](str(mark))
+    if isinstance(made, bytes):
+        path.write_bytes(made)
+    else:
+        torch.save({"model": {}, "more": made}, path)
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
     with pytest.raises(ValueError, match=r"^--checkpoint .* holds more than weights"):
@@ -55,40 +67,18 @@ def assert_loaders_refuse(path, mark):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("construction", OBJECTS)
-def test_nothing_in_a_checkpoint_is_executed(tmp_path, construction):
-    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
-    torch.save({"model": {}, "more": OBJECTS[construction](str(mark))}, path)
-    assert_loaders_refuse(path, mark)
-
-
-def test_nothing_in_a_bare_pickle_is_executed(tmp_path):
-    """As old versions of torch wrote it, here with a function's name on the pickle's stack."""
-    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
-    name, function = str(mark).encode(), b"\x8c\x02os\x8c\x05mkdir\x93"
-    Path(path).write_bytes(b"\x80\x04" + function + b"\x8c" + bytes([len(name)]) + name + b"\x85R.")
-    assert_loaders_refuse(path, mark)
-
-
-@pytest.mark.parametrize("command", ["fairseq-eval-lm", "restore", "finetune"])
+@pytest.mark.parametrize("command", ["evaluate", "--restore-file", "--finetune-from-model"])
 def test_a_command_executes_nothing_in_a_checkpoint(corpora, trained, tmp_path, command):
-    model = shutil.copytree(trained("transformer_xl"), tmp_path / "model")
-    path, mark = model / "checkpoint.pt", tmp_path / "mark"
-    state = torch.load(model / "checkpoint_last.pt", weights_only=True)
+    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
+    original = trained("transformer_xl") / "checkpoint_last.pt"
+    state = torch.load(original, weights_only=True)
     state["extra_state"]["more"] = Reduced(os.mkdir, str(mark))
     torch.save(state, path)
-    words = {
-        "fairseq-eval-lm": evaluation_command(corpora["text"], path),
-        "restore": training_command(
-            *(corpora, "transformer_xl", model, "--restore-file", path, "--max-update", 21)
-        ),
-        "finetune": training_command(
-            *(corpora, "transformer_xl", tmp_path, "--finetune-from-model", path),
-            *("--max-update", 1),
-        ),
-    }[command]
+    words = evaluation_command(corpora["text"], path)
+    if command != "evaluate":
+        start = (command, path, "--max-update", 21)
+        words = training_command(corpora, "transformer_xl", tmp_path / "model", *start)
     assert_refused(*call(*words), "Weights only load failed")
     assert not mark.exists()
-    # the original checkpoint is accepted
-    shutil.copy(model / "checkpoint_last.pt", path)
+    shutil.copy(original, path)
     run(*words)

@@ -47,26 +47,18 @@ def test_losses_are_read_by_update_and_by_minute(write_log):
         ("mean span", "span_mean_1"): [33.5],
         ("largest span", "span_max"): [60],
     }
+    # the later of two lines about an update counts
+    validation = read_log(write_log("b", SIMPLE_LOG))[0]["validation"]
+    assert (validation["updates"], validation["y"]) == ([10, 20], [3.06, 2.95])
 
 
-def test_the_later_of_two_lines_about_an_update_counts(write_log):
-    losses, _ = read_log(write_log("a", SIMPLE_LOG))
-    assert losses["validation"]["updates"] == [10, 20]
-    assert losses["validation"]["y"] == [3.06, 2.95]
-
-
-def test_charts_are_in_the_unit_of_the_data(write_log):
-    log = write_log("a", SIMPLE_LOG)
-    bits = learning_curves([log], "bits per character")["loss"]["series"]
-    perplexity = learning_curves([log], "perplexity")["loss"]["series"]
-    assert [line["y"] for line in bits if not line["faint"]] == [[3.06, 2.95]]
-    assert [line["y"] for line in perplexity if not line["faint"]] == [[2**3.06, 2**2.95]]
-
-
-def test_trainings_have_their_labels(write_log):
-    charts = learning_curves([write_log("a", JSON_LOG), write_log("b", SIMPLE_LOG)], "perplexity")
-    assert [line["name"] for line in charts["loss"]["series"] if not line["faint"]] == ["a", "b"]
-    assert [line["name"] for line in charts["mean span"]["series"]] == ["a, span_mean_1"]
+def test_charts_are_in_the_unit_of_the_data_and_trainings_have_labels(write_log):
+    logs = [write_log("a", JSON_LOG), write_log("b", SIMPLE_LOG)]
+    for unit, losses in (("bits per character", [3.06, 2.95]), ("perplexity", [2**3.06, 2**2.95])):
+        charts = learning_curves(logs, unit)
+        lines = {line["name"]: line["y"] for line in charts["loss"]["series"] if not line["faint"]}
+        assert (list(lines), lines["b"]) == (["a", "b"], losses)
+        assert [line["name"] for line in charts["mean span"]["series"]] == ["a, span_mean_1"]
 
 
 def test_a_log_without_validation_is_refused(write_log):

@@ -24,16 +24,16 @@ def unpack(packed):
     return np.frombuffer(content, packed["type"])
 
 
-def tokens_and_losses(loaded):
-    losses = loaded.score_split("test")[:TOKENS]
-    return torch.from_numpy(loaded._tokens("test")[:TOKENS].astype(np.int64)), losses
+def shown_tokens(loaded):
+    return torch.from_numpy(loaded._tokens("test")[:TOKENS].astype(np.int64))
 
 
 @pytest.mark.parametrize("name", [name for name, data in MODELS.items() if data == "text"])
 def test_losses_are_those_of_an_evaluation(folder, name):
     loaded = load(folder / f"{name}.pt", folder / "text")
-    tokens, losses = tokens_and_losses(loaded)
+    tokens = shown_tokens(loaded)
     figures = read_text(loaded, tokens, reads=TextReads())
+    losses = loaded.score_split("test")[:TOKENS]
     np.testing.assert_allclose(-figures["log_probs"], losses, atol=1e-5)
     # the likeliest symbols are in order, and a token of rank 1 is the first
     assert (np.diff(figures["likely"]) <= 0).all()
@@ -43,25 +43,19 @@ def test_losses_are_those_of_an_evaluation(folder, name):
 
 def test_losses_without_recurrence_are_those_of_separate_texts(folder):
     loaded = load(folder / "recurrent.pt", folder / "text")
-    tokens, _ = tokens_and_losses(loaded)
+    tokens = shown_tokens(loaded)
     alone = read_text(loaded, tokens, with_past=False)["log_probs"]
-    source = torch.cat([torch.tensor([2]), tokens[:-1]])[None, 8:16]
-    scores = loaded.model(source)[0].log_softmax(-1)[0]
+    scores = loaded.model(tokens[None, 7:15])[0].log_softmax(-1)[0]
     expected = scores.gather(1, tokens[8:16, None])[:, 0].detach()
     np.testing.assert_allclose(alone[8:16], expected, atol=1e-5)
 
 
 def test_losses_of_a_translation_are_those_of_its_score(folder):
     loaded = load(folder / "pairs.pt", folder / "pairs")
-    figures = read_pair(
-        loaded, torch.tensor([5, 6, 7, 2]), torch.tensor([8, 9, 2]), TextReads(True)
-    )
-    source, target = (
-        coder.decode(torch.tensor(tokens))
-        for coder, tokens in ((loaded.source, [5, 6, 7]), (loaded.target, [8, 9]))
-    )
-    score = loaded.score(source, target)
-    np.testing.assert_allclose(figures["log_probs"][:2], score.log_probs[:2], atol=1e-5)
+    source, target = torch.tensor([5, 6, 7, 2]), torch.tensor([8, 9, 2])
+    figures = read_pair(loaded, source, target, TextReads(True))
+    score = loaded.score(loaded.source.decode(source[:-1]), loaded.target.decode(target[:-1]))
+    np.testing.assert_allclose(figures["log_probs"], score.log_probs, atol=1e-5)
 
 
 def test_a_table_keeps_the_largest_weights_and_the_largest_of_each_row():
