@@ -10,9 +10,8 @@ import subprocess
 import sys
 import traceback
 import warnings
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fairseq import checkpoint_utils
@@ -97,22 +96,19 @@ def run(name, *words, text="", fails=False):
     return printed
 
 
-@contextmanager
-def run_here(words, log=None, append=False):
-    """Do in this process what ``child_process`` of scripts does in another one."""
+def run_here(words, log=None, text=None):
+    """Do in this process what ``run_child`` of scripts does in another one."""
     command, *arguments = map(str, words)
     ours = not Path(command).name.startswith("fairseq-")
     if ours:
         _, command, *arguments = arguments
         if hasattr(importlib.import_module(command), "__path__"):
             command = f"{command}.__main__"
-    printed = run(Path(command).name, *arguments)
+    printed = run(Path(command).name, *arguments, text=text or "")
     if ours:
         print(printed)
     if log:
-        with log.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(printed)
-    yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
+        log.write_text(printed, encoding="utf-8")
 
 
 def prepare_python(folder):
@@ -123,7 +119,7 @@ def prepare_python(folder):
         source = f"def f{number}(x):\n    x += {number}\n    return x\n"
         (library / f"m{number:03}.py").write_text(source * 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "child_process", run_here)
+        patch.setattr(_binarize, "run_child", run_here)
         patch.setattr(python_source, "WORKERS", 1)
         python_source.prepare(folder, library, subwords=60)
 

@@ -25,7 +25,7 @@ def run_action(words, log=None):
 
 def test_each_kind_of_action_runs(data, tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "run", run_action)
-    monkeypatch.setattr(_binarize, "child_process", run_here)
+    monkeypatch.setattr(_binarize, "run_child", run_here)
     name, places = "transformer_xl/ptb", [str(data.parent), str(tmp_path / "out/ptb/1")]
     assert recipe.main([name, "train", *places, *SMALL, "2"]) == 0
     assert recipe.main([name, "finish", *places, *SMALL, "52"]) == 0

@@ -43,7 +43,7 @@ def test_evaluation_translates_with_learned_or_uniform_branch_weights(
     pairs, checkpoint, generated, tmp_path, monkeypatch
 ):
     translations = {}
-    monkeypatch.setattr(evaluate_translation, "child_process", run_here)
+    monkeypatch.setattr(evaluate_translation, "run_child", run_here)
     for replaced in ("learned", "uniform"):
         output = tmp_path / replaced
         words = (pairs, "--path", checkpoint, "--beam", 4, "--branch-weights", replaced)

@@ -105,6 +105,11 @@ BANDS = {"adaptive_softmax_cutoff": "8,14", "criterion": {"_name": "cross_entrop
         ),
         (build, {"task": TASK, "criterion": SPAN_LOSS}, "--span-loss is 0.1 for a model without"),
         (build, {"task": TASK, **BANDS}, "--criterion cross_entropy is for plain softmaxes, and"),
+        (
+            build,
+            {"task": TASK, "criterion": {"_name": "adaptive_loss"}},
+            "--criterion adaptive_loss",
+        ),
         (segment_loss, {"span_loss": math.inf}, "--span-loss is inf: it must be at least 0"),
     ],
 )
