@@ -8,22 +8,18 @@ Shapes: V symbols, W symbols of a band, C clusters, d model width, e band width.
 """
 
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.segment_language_model.evaluation import IMPOSSIBLE_BIAS
+from scripts.convert import ADAPTIVE_SPAN, TENSORFLOW, TRANSFORMER_XL
 from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
-# a band's tensors, by their names in Transformer-XL's PyTorch code
-_EMBEDDINGS = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
-_PROJECTIONS = "word_emb.emb_projs.{}", "crit.out_projs.{}"
-_BIAS = "crit.out_layers.{}.bias"
 
 
 class _Band(NamedTuple):
@@ -40,26 +36,24 @@ class Embeddings(NamedTuple):
     """Input and output of a model, adaptive if there are several bands.
 
     Args:
+        source: the code that the model comes from.
         vocabulary: the model's symbols.
         width: d.
         tied: whether input and output have the same embeddings.
         cutoffs: ends of all bands but the last, in the original's symbol numbers.
         factor: ratio of the widths of a band and the next.
         tied_projections: for each band, whether input and output have the same projection.
-        reversed: whether the cluster logits are ordered from last to first.
         first_projected: whether the first band has projections if the others do.
-        separate_biases: whether each band has a bias tensor even if all share one embedding tensor.
     """
 
+    source: str
     vocabulary: ForeignVocabulary
     width: int
     tied: bool
-    cutoffs: Sequence[int] = ()
-    factor: int = 1
-    tied_projections: Sequence[bool] = ()
-    reversed: bool = True
+    cutoffs: list[int]
+    factor: int
+    tied_projections: list[bool]
     first_projected: bool = True
-    separate_biases: bool = False
 
     @property
     def _tails_tied(self) -> bool:
@@ -100,7 +94,7 @@ class Embeddings(NamedTuple):
             return {**words, f"{_OUTPUT}.bias": bias}
         clusters = tensors.take("crit.cluster_weight", len(self.cutoffs), self.width)
         cluster_bias = tensors.take("crit.cluster_bias", len(self.cutoffs))
-        if self.reversed:
+        if self.source in (TRANSFORMER_XL, ADAPTIVE_SPAN):
             clusters, cluster_bias = clusters.flip(0), cluster_bias.flip(0)
         bands[0] = _Band(embedding, output, torch.cat([bias, cluster_bias]), proj_in, proj_out)
 
@@ -131,25 +125,33 @@ class Embeddings(NamedTuple):
         return weights
 
     def _take_bands(self, tensors: ForeignTensors) -> list[_Band]:
-        """Take all bands; bands as wide as the model share one tensor and have no projections."""
+        bounds = itertools.pairwise([0, *self.cutoffs, len(self.vocabulary)])
+        sizes = [last - first for first, last in bounds]
+        unprojected = [torch.eye(self.width)] * 2
 
-        def take(names: tuple[str, str], band: int, tied: bool, *shape: int) -> tuple:
-            return tensors.take_both(*(name.format(band) for name in names), tied, *shape)
+        def take_tables(band: int, *shape: int) -> tuple[Tensor, Tensor]:
+            names = f"word_emb.emb_layers.{band}.weight", f"crit.out_layers.{band}.weight"
+            return tensors.take_both(*names, self.tied, *shape)
 
-        symbols, narrower, bands = len(self.vocabulary), self.factor > 1, []
-        words = None if narrower else take(_EMBEDDINGS, 0, self.tied, symbols, self.width)
-        separate = narrower or self.separate_biases
-        biases = None if separate else tensors.take(_BIAS.format(0), symbols)
-        for number, (first, last) in enumerate(itertools.pairwise([0, *self.cutoffs, symbols])):
-            size, width = last - first, self.width // self.factor**number
-            projections = [torch.eye(self.width)] * 2
-            if narrower:
-                tables = take(_EMBEDDINGS, number, self.tied, size, width)
+        if self.factor == 1:
+            # all bands share one tensor, which is as wide as the model
+            tables = take_tables(0, sum(sizes), self.width)
+            biases = [f"crit.out_layers.{band}.bias" for band in range(len(sizes))]
+            if self.source == TENSORFLOW:
+                parts = [tensors.take(name, size) for name, size in zip(biases, sizes, strict=True)]
             else:
-                tables = [table[first:last] for table in words]
-            if narrower and (self.first_projected or number > 0):
-                tied = self.tied_projections[number]
-                projections = take(_PROJECTIONS, number, tied, self.width, width)
-            bias = tensors.take(_BIAS.format(number), size) if separate else biases[first:last]
+                parts = tensors.take(biases[0], sum(sizes)).split(sizes)
+            rows = zip(*(table.split(sizes) for table in tables), parts, strict=True)
+            return [_Band(*band, *unprojected) for band in rows]
+        bands = []
+        for band, size in enumerate(sizes):
+            width = self.width // self.factor**band
+            tables = take_tables(band, size, width)
+            bias = tensors.take(f"crit.out_layers.{band}.bias", size)
+            projections = unprojected
+            if self.first_projected or band > 0:
+                names = f"word_emb.emb_projs.{band}", f"crit.out_projs.{band}"
+                tied = self.tied_projections[band]
+                projections = tensors.take_both(*names, tied, self.width, width)
             bands.append(_Band(*tables, bias, *projections))
         return bands
