@@ -16,7 +16,7 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 from scripts._shared.checkpoints import save_for_new_training
 from scripts._shared.commands import short
 from scripts.convert import TENSORFLOW
-from scripts.convert._models import read_model
+from scripts.convert._models import convert_model
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from scripts.convert._tensors import read_tensors
@@ -56,9 +56,9 @@ def convert(arguments: argparse.Namespace) -> None:
     """Read the files and write the model; the output folder appears only when it is complete."""
     read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
     config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
-    foreign = read_model(config, vocabulary, arguments.source)
-    weights = foreign.translate(read_file(arguments.checkpoint))
-    words = ["--arch", foreign.arch, *flags(foreign.options)]
+    files = config, vocabulary, arguments.source, read_file(arguments.checkpoint)
+    architecture, options, weights = convert_model(*files)
+    words = ["--arch", architecture, *flags(options)]
     model, cfg = build(words, weights, vocabulary)
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
     state = {

@@ -3,13 +3,12 @@
 Shapes: H heads, d model width, d_h head width, L largest span, N persistent vectors.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from scripts.convert import ADAPTIVE_SPAN, HUGGING_FACE, TENSORFLOW, TRANSFORMER_XL
-from scripts.convert._embeddings import Embeddings
+from scripts.convert._embeddings import Bands, convert_embeddings
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
@@ -47,65 +46,40 @@ _ONE_BIAS = (r"adaptive_softmax/cutoff_0/b$", "adaptive_softmax/bias")
 _ADAPTIVE_SPAN_UNBANDED = (r"^(in|out)_emb\.(emb|out)_layers\.0\.", r"\1_emb.")
 # the original adaptive span adds this to the sum of masked attention weights
 _EPSILON = 1e-8
+Converted = tuple[str, dict[str, Any], dict[str, Tensor]]
 
 
-class ForeignModel(NamedTuple):
-    """A model of other code, described by our options, and the way to convert its tensors.
-
-    Args:
-        source: the code that it comes from, one of SOURCES.
-        arch: name of our model.
-        options: options of our model.
-        embeddings: the model's input and output.
-        renaming: replacements that yield the checkpoint's names.
-    """
-
-    source: str
-    arch: str
-    options: dict[str, Any]
-    embeddings: Embeddings
-    renaming: list[tuple[str, str]]
-
-    def translate(self, checkpoint: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert the checkpoint's tensors to the weights of our model."""
-        tensors = ForeignTensors(checkpoint, self.renaming)
-        weights = self.embeddings.translate(tensors)
-        if self.source == ADAPTIVE_SPAN:
-            weights |= _translate_adaptive_span(tensors, self.options)
-        else:
-            weights |= _translate_transformer_xl(tensors, self.options, self.source)
-        tensors.check_all_used()
-        return weights
-
-
-def read_model(config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> ForeignModel:
-    """Return the model of a source with these options and symbols."""
-    # Hugging Face's file has both names
+def convert_model(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str, checkpoint: dict[str, Tensor]
+) -> Converted:
+    """Return the architecture, the options and the weights of our model for another code's."""
+    # Hugging Face's file may have both names
     for name in ("n_token", "vocab_size"):
         config.expect(name, len(vocabulary), "give the --vocab of this model")
     if source == ADAPTIVE_SPAN:
-        return _read_adaptive_span(config, vocabulary)
-    return _read_transformer_xl(config, vocabulary, source)
+        return _convert_adaptive_span(config, vocabulary, checkpoint)
+    return _convert_transformer_xl(config, vocabulary, source, checkpoint)
 
 
-def _read_transformer_xl(
-    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str
-) -> ForeignModel:
-    """Read a Transformer-XL of the original PyTorch or TensorFlow code, or of Hugging Face.
+def _convert_transformer_xl(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str, checkpoint: dict[str, Tensor]
+) -> Converted:
+    """Convert a Transformer-XL of the original PyTorch or TensorFlow code, or of Hugging Face.
 
     All have the same layers. Hugging Face and TensorFlow order the cluster logits from first to
     last and start with a past of zero vectors. TensorFlow stores matrices as (in, out), ties the
     embeddings, and has another epsilon in norms; with ``same_length`` a token sees one more token.
     """
-    width, heads = config.take("d_model", int), config.take("n_head", int)
+    d, heads, inner = (config.take(name, int) for name in ("d_model", "n_head", "d_inner"))
+    layers, untie_r = config.take("n_layer", int), config.take("untie_r", bool, False)
     clamp_len = config.take("clamp_len", int)
     dropouts = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
     options = {
-        "decoder_layers": config.take("n_layer", int),
-        "decoder_embed_dim": width,
+        "decoder_layers": layers,
+        "decoder_embed_dim": d,
         "decoder_attention_heads": heads,
-        "decoder_ffn_embed_dim": config.take("d_inner", int),
-        "untie_r": config.take("untie_r", bool, False),
+        "decoder_ffn_embed_dim": inner,
+        "untie_r": untie_r,
         # these two and clamp_len have no default: no tensor reveals them if they are misspelt
         "mem_len": config.take("mem_len", int),
         "same_length": config.take("same_length", bool),
@@ -115,8 +89,8 @@ def _read_transformer_xl(
         "attention_dropout": config.take("dropatt", float, 0.0),
         "tokens_per_sample": config.take("tgt_len", int, 128),
     }
-    config.expect("d_head", width // heads, "here d_head is d_model / n_head")
-    config.expect("d_embed", width, "here d_embed is d_model")
+    config.expect("d_head", d // heads, "here d_head is d_model / n_head")
+    config.expect("d_embed", d, "here d_embed is d_model")
     cutoffs = config.take("cutoffs", list)
     factor = config.take("div_val", int, 1) if cutoffs else 1
     tied, first_projected, renaming = True, True, list(_RENAMING[source])
@@ -142,46 +116,30 @@ def _read_transformer_xl(
         config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is supported")
         if factor > 1:
             tied_projections = config.take("tie_projs", list)
-    bands = cutoffs, factor, tied_projections, first_projected
-    embeddings = Embeddings(source, vocabulary, width, tied, *bands)
-    options |= embeddings.options()
-    return ForeignModel(source, "transformer_xl", options, embeddings, renaming)
 
-
-def _take_biases(
-    tensors: ForeignTensors, options: dict[str, Any], source: str, *shape: int
-) -> list[Sequence[Tensor]]:
-    """Return the vectors u and v of each layer, (H, d_h)."""
-    layers, kinds = options["decoder_layers"], ("r_w_bias", "r_r_bias")
-    names = [[f"layers.{number}.dec_attn.{kind}" for number in range(layers)] for kind in kinds]
-    if not options["untie_r"]:
-        # Hugging Face stores shared vectors in each layer as well
-        again = names if source == HUGGING_FACE else [[], []]
-        both = zip(kinds, again, strict=True)
-        return [[tensors.take_tied(kind, others, *shape) for kind, others in both]] * layers
-    if source == TENSORFLOW:
-        each = [tensors.take(kind, layers, *shape) for kind in kinds]
-    else:
-        each = [[tensors.take(name, *shape) for name in kind] for kind in names]
-    return list(zip(*each, strict=True))
-
-
-def _translate_transformer_xl(
-    tensors: ForeignTensors, options: dict[str, Any], source: str
-) -> dict[str, Tensor]:
-    """Return the weights of all layers."""
-    d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
-    heads = options["decoder_attention_heads"]
-    weights = {}
-    for number, biases in enumerate(_take_biases(tensors, options, source, heads, d // heads)):
+    tensors = ForeignTensors(checkpoint, renaming)
+    bands = Bands(tied, cutoffs, factor, tied_projections, first_projected)
+    more_options, weights = convert_embeddings(tensors, vocabulary, source, d, bands)
+    for ours, theirs in {"u": "r_w_bias", "v": "r_r_bias"}.items():
+        names = [f"layers.{number}.dec_attn.{theirs}" for number in range(layers)]
+        if untie_r and source == TENSORFLOW:
+            vectors = tensors.take(theirs, layers, heads, d // heads)
+        elif untie_r:
+            vectors = [tensors.take(name, heads, d // heads) for name in names]
+        else:
+            # Hugging Face stores shared vectors in each layer as well
+            again = names if source == HUGGING_FACE else []
+            vectors = [tensors.take_tied(theirs, again, heads, d // heads)] * layers
+        for number, vector in enumerate(vectors):
+            weights[f"decoder.network.layers.{number}.self_attn.biases.{ours}"] = vector
+    for number in range(layers):
         ours, theirs = f"decoder.network.layers.{number}", f"layers.{number}"
         attended, attention = f"{ours}.self_attn", f"{theirs}.dec_attn"
         # (3·d, d) -> (d, d) three times
         parts = tensors.take(f"{attention}.qkv_net.weight", 3 * d, d).chunk(3)
         for name, part in zip("qkv", parts, strict=True):
             weights[f"{attended}.{name}_proj.weight"] = part
-        weights[f"{attended}.biases.u"], weights[f"{attended}.biases.v"] = biases
-        for name, net in (("out_proj", "o_net"), ("position_projection.proj", "r_net")):
+        for name, net in {"out_proj": "o_net", "position_projection.proj": "r_net"}.items():
             weights[f"{attended}.{name}.weight"] = tensors.take(f"{attention}.{net}.weight", d, d)
         for name, part, *shape in (
             ("self_attn_layer_norm", "dec_attn.layer_norm", d),
@@ -192,23 +150,28 @@ def _translate_transformer_xl(
             weights |= tensors.take_affine(f"{ours}.{name}", f"{theirs}.{part}", *shape)
     # the sinusoids follow from the width
     tensors.skip("pos_emb.inv_freq")
-    return weights
+    tensors.check_all_used()
+    return "transformer_xl", {**options, **more_options}, weights
 
 
-def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) -> ForeignModel:
-    """Read a model of the adaptive-span code, with feed-forward layers or all-attention."""
-    vectors = config.take("pers_mem_size", int, 0)
+def _convert_adaptive_span(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, checkpoint: dict[str, Tensor]
+) -> Converted:
+    """Convert a model of the adaptive-span code, with feed-forward layers or all-attention."""
+    layers, d, heads = (config.take(x, int) for x in ("nb_layers", "hidden_size", "nb_heads"))
+    vectors, span = config.take("pers_mem_size", int, 0), config.take("attn_span", int)
     inner = 0 if vectors else config.take("inner_hidden_size", int)
+    adaptive = config.take("adapt_span_enabled", bool, False)
     dropout = config.take("dropout", float, 0.0)
     embed_dropout = config.take("emb_dropout", float, 0.0)
     options = {
-        "decoder_layers": config.take("nb_layers", int),
-        "decoder_embed_dim": config.take("hidden_size", int),
-        "decoder_attention_heads": config.take("nb_heads", int),
+        "decoder_layers": layers,
+        "decoder_embed_dim": d,
+        "decoder_attention_heads": heads,
         "decoder_ffn_embed_dim": inner,
         "persistent_vectors": vectors,
-        "attention_span": config.take("attn_span", int),
-        "adaptive_span": config.take("adapt_span_enabled", bool, False),
+        "attention_span": span,
+        "adaptive_span": adaptive,
         "zero_memory": True,
         "attention_dropout": dropout,
         "activation_dropout": dropout if inner else 0.0,
@@ -216,7 +179,7 @@ def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) ->
         "output_dropout": embed_dropout,
         "tokens_per_sample": config.take("block_size", int, 512),
     }
-    if options["adaptive_span"]:
+    if adaptive:
         # no tensor reveals it
         options |= {"span_ramp": config.take("adapt_span_ramp", int), "span_epsilon": _EPSILON}
     cutoffs, factor, tied = [], 1, False
@@ -224,27 +187,20 @@ def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) ->
         cutoffs = config.take("adapt_io_cutoffs", list)
         factor = config.take("adapt_io_divval", int, 4)
         tied = config.take("adapt_io_tied", bool, False)
+
     renaming = _RENAMING[ADAPTIVE_SPAN] + ([] if cutoffs else [_ADAPTIVE_SPAN_UNBANDED])
-    bands = cutoffs, factor, [tied] * (len(cutoffs) + 1)
-    width = options["decoder_embed_dim"]
-    embeddings = Embeddings(ADAPTIVE_SPAN, vocabulary, width, tied, *bands)
-    options |= embeddings.options()
-    return ForeignModel(ADAPTIVE_SPAN, "all_attention_lm", options, embeddings, renaming)
-
-
-def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of all layers and of the positions that they share."""
-    d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
-    heads, vectors = options["decoder_attention_heads"], options["persistent_vectors"]
+    tensors = ForeignTensors(checkpoint, renaming)
+    bands = Bands(tied, cutoffs, factor, [tied] * (len(cutoffs) + 1))
+    more_options, weights = convert_embeddings(tensors, vocabulary, ADAPTIVE_SPAN, d, bands)
     # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
-    positions = tensors.take("key_pe", 1, d // heads, options["attention_span"])
-    weights = {"decoder.network.positions.weight": positions[0].T.flip(0)}
-    for number in range(options["decoder_layers"]):
+    positions = tensors.take("key_pe", 1, d // heads, span)
+    weights["decoder.network.positions.weight"] = positions[0].T.flip(0)
+    for number in range(layers):
         ours, theirs = f"decoder.network.layers.{number}", f"layers.{number}"
         attended, attention = f"{ours}.self_attn", f"{theirs}.attn.attn"
         persistent = f"{attention}.persistent_memory"
-        for name, their_name in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
-            projection = tensors.take(f"{theirs}.attn.proj_{their_name}.weight", d, d)
+        for name, part in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
+            projection = tensors.take(f"{theirs}.attn.proj_{part}.weight", d, d)
             weights[f"{attended}.{name}_proj.weight"] = projection
         affine = [("self_attn_layer_norm", "norm1", d)]
         if vectors:
@@ -259,11 +215,12 @@ def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -
             affine.append(("final_layer_norm", "norm2", d))
         for name, part, *shape in affine:
             weights |= tensors.take_affine(f"{ours}.{name}", f"{theirs}.{part}", *shape)
-        if options["adaptive_span"]:
+        if adaptive:
             # (H, 1, 1) -> (H,); the persistent vectors' module holds a copy of the spans
             mask, again = (f"{owner}.adaptive_span._mask" for owner in (attention, persistent))
             spans = tensors.take_tied(f"{mask}.current_val", [f"{again}.current_val"], heads, 1, 1)
             weights[f"{attended}.span.value"] = spans.flatten()
             tensors.skip(f"{mask}.mask_template")
             tensors.skip(f"{again}.mask_template")
-    return weights
+    tensors.check_all_used()
+    return "all_attention_lm", {**options, **more_options}, weights
