@@ -101,21 +101,17 @@ def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
         entries |= _read_block(table, _varint(stream), _varint(stream))
     # the header's name is empty
     header = dict(_fields(entries.pop(b"")))
-    if header.get(2):
-        raise IndexError("numbers are big-endian")
-    return operator.index(header[1]), {
-        name.decode(errors="backslashreplace"): _entry(value) for name, value in entries.items()
-    }
+    named = {name.decode(errors="backslashreplace"): _entry(x) for name, x in entries.items()}
+    return operator.index(header[1]), named
 
 
 def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield names and values of a block; a name is stored without its prefix from the last one."""
     end = offset + size
-    compression, checksum = _AFTER_BLOCK.unpack(table[end : end + _AFTER_BLOCK.size])
+    # TensorFlow never compresses a block
+    _, checksum = _AFTER_BLOCK.unpack(table[end : end + _AFTER_BLOCK.size])
     if _checksum(table[offset : end + 1]) != checksum:
         raise IndexError("the checksum of a block is wrong")
-    if compression:
-        raise IndexError("a block is compressed, which TensorFlow never does")
     # a block ends with restart points, where a search may start, and their number
     (num_restarts,) = struct.unpack("<I", table[end - 4 : end])
     stream, name = io.BytesIO(table[offset : end - 4 - 4 * num_restarts]), b""
