@@ -201,6 +201,8 @@ def test_gleu_is_the_lesser_precision_or_recall():
     assert translation_scores.gleu(["a b c"], ["a b c d"]) == pytest.approx(60)
     # a token counts at most as often as the reference has it
     assert translation_scores.gleu(["a a"], ["a b"]) == pytest.approx(100 / 3)
+    # of 14 n-grams of 1 to 4 tokens, 10 match
+    assert translation_scores.gleu(["a b c d e"], ["a b c d x"]) == pytest.approx(1000 / 14)
     # counts are summed over sentences before the division
     both = translation_scores.gleu(["a b c d", "x"], ["a b c", "y"])
     assert both == pytest.approx(100 * 6 / 11)
