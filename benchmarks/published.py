@@ -25,7 +25,7 @@ from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.modules import ProductKeyMemory
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from scripts.convert import ADAPTIVE_SPAN, TRANSFORMER_XL
-from scripts.convert._models import read_model
+from scripts.convert._models import convert_model
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 
 
@@ -109,8 +109,8 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
         config, vocabulary = Path(folder) / "config.json", Path(folder) / "vocab.txt"
         config.write_text(json.dumps(options), encoding="utf-8")
         vocabulary.write_text("\n".join(symbols), encoding="utf-8")
-        foreign = read_model(ForeignConfig(config), ForeignVocabulary(vocabulary), source)
-    return foreign.translate(model.state_dict())
+        files = ForeignConfig(config), ForeignVocabulary(vocabulary)
+        return convert_model(*files, source, model.state_dict())[2]
 
 
 def draw_weights(model: nn.Module) -> None:

@@ -59,22 +59,6 @@ def read_checkpoint(path: Path, option: str = "--checkpoint") -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content of a segment language model's checkpoint; raise ValueError for others."""
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-
-    state = read_checkpoint(path)
-    name = checkpoint_options(state, "model").get("_name")
-    if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), SegmentLanguageModel):
-        raise ValueError(
-            f"--checkpoint {short(path)} holds the model {name!r}, which is not a segment "
-            "language model: give a checkpoint of a segment language model of this package"
-        )
-    return state
-
-
 def save_for_new_training(state: dict[str, Any], path: Path) -> None:
     """Write a checkpoint that starts a new training; raise OSError if the disk is full."""
     import torch

@@ -4,21 +4,19 @@ import argparse
 import shlex
 import shutil
 import warnings
-from pathlib import Path
 from typing import Any
 
 from fairseq import options as fairseq_options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.checkpoints import save_for_new_training
-from scripts._shared.command_line import make_output_folder
 from scripts._shared.commands import short
 from scripts.convert import TENSORFLOW
-from scripts.convert._models import read_model
+from scripts.convert._models import convert_model
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from scripts.convert._tensors import read_tensors
@@ -35,10 +33,10 @@ def flags(options: dict[str, Any]) -> list[str]:
     return words
 
 
-def build_state(
+def build(
     words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
-) -> tuple[dict[str, Any], int]:
-    """Return the content of a fairseq checkpoint and the number of the model's parameters."""
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return our model with these options and weights, and fairseq's configuration of it."""
     parsed = fairseq_options.parse_args_and_arch(
         fairseq_options.get_training_parser(),
         ["DATA", "--task", "segment_language_modeling", *words],
@@ -51,57 +49,46 @@ def build_state(
     model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(cfg.model, task)
     # the original lacks the buffers of fairseq's modules
     model.load_state_dict({**dict(model.named_buffers()), **weights})
+    return model, OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+
+
+def convert(arguments: argparse.Namespace) -> None:
+    """Read the files and write the model; the output folder appears only when it is complete."""
+    read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
+    config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
+    files = config, vocabulary, arguments.source, read_file(arguments.checkpoint)
+    architecture, options, weights = convert_model(*files)
+    words = ["--arch", architecture, *flags(options)]
+    model, cfg = build(words, weights, vocabulary)
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
     state = {
         "args": None,
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "cfg": cfg,
         "model": model.state_dict(),
         "criterion": {},
         "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": {},
     }
-    return state, sum(parameter.numel() for parameter in model.parameters())
+    unit = arguments.unit or vocabulary.unit
 
-
-def write(
-    output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str], unit: str
-) -> None:
-    """Write the output folder; it appears only when it is complete."""
+    output = arguments.output.resolve()
     part = output.with_name(f"{output.name}.partial")
     # a killed run may have left it
     shutil.rmtree(part, ignore_errors=True)
-    make_output_folder(part)
+    part.mkdir(parents=True)
     try:
         save_for_new_training(state, part / "checkpoint.pt")
         vocabulary.dictionary.save(str(part / "dict.txt"))
         write_units(part, unit)
         (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
+        # fails if there is a file, or a folder that is not empty
         part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
-
-def convert(arguments: argparse.Namespace) -> None:
-    """Read the files and write the model."""
-    output = arguments.output.resolve()
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"--output {short(output)} already exists: name another, or remove it")
-    read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
-    tensors = read_file(arguments.checkpoint)
-    config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
-    foreign = read_model(config, vocabulary, arguments.source)
-    weights = foreign.translate(tensors)
-    words = ["--arch", foreign.arch, *flags(foreign.options)]
-    state, parameters = build_state(words, weights, vocabulary)
-    unit = arguments.unit or vocabulary.unit
-    write(output, state, vocabulary, words, unit)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     guessed = "" if arguments.unit else f" (if they are not {unit}, give --unit)"
     print(f"{parameters:,} parameters, {len(vocabulary):,} symbols: {unit}{guessed}")
-    if unused := ", ".join(config.unused()):
+    if unused := ", ".join(sorted(config.unused)):
         print(f"options that do not describe the model or have no effect here: {unused}")
-    if vocabulary.missing:
-        print(
-            f"the vocabulary has no {' and no '.join(vocabulary.missing)}: evaluation refuses text "
-            "with line ends or unknown symbols, respectively"
-        )
     print(f"written to {short(output)}/checkpoint.pt, dict.txt, units.json and options.txt")

@@ -8,22 +8,36 @@ Shapes: V symbols, W symbols of a band, C clusters, d model width, e band width.
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.segment_language_model.evaluation import IMPOSSIBLE_BIAS
+from scripts.convert import ADAPTIVE_SPAN, TENSORFLOW, TRANSFORMER_XL
 from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
-# a band's tensors, by their names in Transformer-XL's PyTorch code
-_EMBEDDINGS = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
-_PROJECTIONS = "word_emb.emb_projs.{}", "crit.out_projs.{}"
-_BIAS = "crit.out_layers.{}.bias"
+
+
+class Bands(NamedTuple):
+    """The bands of an adaptive softmax and its embeddings; by default there is one band.
+
+    Args:
+        tied: whether input and output have the same embeddings.
+        cutoffs: ends of all bands but the last, in the original's symbol numbers.
+        factor: ratio of the widths of a band and the next.
+        tied_projections: for each band, whether input and output have the same projection.
+        first_projected: whether the first band has projections if the others do.
+    """
+
+    tied: bool
+    cutoffs: list[int]
+    factor: int
+    tied_projections: list[bool]
+    first_projected: bool = True
 
 
 class _Band(NamedTuple):
@@ -36,120 +50,92 @@ class _Band(NamedTuple):
     proj_out: Tensor
 
 
-class Embeddings(NamedTuple):
-    """Input and output of a model, adaptive if there are several bands.
+def convert_embeddings(
+    tensors: ForeignTensors, vocabulary: ForeignVocabulary, source: str, width: int, bands: Bands
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the options and the weights of our model's input and output."""
+    first, *others = _take_bands(tensors, len(vocabulary), source, width, bands)
+    embedding, output = vocabulary.arrange(first.embedding), vocabulary.arrange(first.output)
+    bias = vocabulary.arrange(first.bias, IMPOSSIBLE_BIAS)
+    if not bands.cutoffs:
+        options = {"share_decoder_input_output_embed": bands.tied, "output_bias": True}
+        weights = {f"{_INPUT}.weight": embedding, f"{_OUTPUT}.weight": output}
+        return options, {**weights, f"{_OUTPUT}.bias": bias}
 
-    Args:
-        vocabulary: the model's symbols.
-        width: d.
-        tied: whether input and output have the same embeddings.
-        cutoffs: ends of all bands but the last, in the original's symbol numbers.
-        factor: ratio of the widths of a band and the next.
-        tied_projections: for each band, whether input and output have the same projection.
-        reversed: whether the cluster logits are ordered from last to first.
-        first_projected: whether the first band has projections if the others do.
-        separate_biases: whether each band has a bias tensor even if all share one embedding tensor.
-    """
+    # our model ties the projections of all bands but the first, or none; if none, those that were
+    # tied start equal
+    tails_tied = bands.tied and (bands.factor == 1 or all(bands.tied_projections[1:]))
+    head_tied = bands.factor > 1 and tails_tied and bands.tied_projections[0]
+    cutoffs = ",".join(str(cutoff + vocabulary.num_added) for cutoff in bands.cutoffs)
+    options = {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": cutoffs,
+        "adaptive_input_factor": bands.factor,
+        "adaptive_softmax_cutoff": cutoffs,
+        "adaptive_softmax_factor": bands.factor,
+        "tie_adaptive_weights": bands.tied,
+        "tie_adaptive_proj": tails_tied,
+        "tie_adaptive_head_proj": head_tied,
+        "output_bias": True,
+    }
+    clusters = tensors.take("crit.cluster_weight", len(others), width)
+    cluster_bias = tensors.take("crit.cluster_bias", len(others))
+    if source in (TRANSFORMER_XL, ADAPTIVE_SPAN):
+        clusters, cluster_bias = clusters.flip(0), cluster_bias.flip(0)
 
-    vocabulary: ForeignVocabulary
-    width: int
-    tied: bool
-    cutoffs: Sequence[int] = ()
-    factor: int = 1
-    tied_projections: Sequence[bool] = ()
-    reversed: bool = True
-    first_projected: bool = True
-    separate_biases: bool = False
+    weights = {f"{_INPUT}.embeddings.0.0.weight": embedding}
+    head, projected = f"{_SOFTMAX}.head", bands.factor > 1 or not tails_tied
+    if projected:
+        weights[f"{_INPUT}.embeddings.0.1.weight"] = first.proj_in
+    last = 1
+    if not bands.tied:
+        # (W + C, e) x (e, d): without ties the head is one matrix, projection included
+        weights[f"{head}.0.weight"] = torch.cat([output, clusters]) @ first.proj_out.T
+    else:
+        if bands.factor > 1:
+            weights[f"{head}.0.weight"] = first.proj_in if head_tied else first.proj_out.T
+            last = 2
+        weights[f"{head}.{last - 1}.word_proj.weight"] = output
+        weights[f"{head}.{last - 1}.class_proj.weight"] = clusters
+    weights[f"{head}.{last}.bias"] = torch.cat([bias, cluster_bias])
+    for number, band in enumerate(others):
+        embeddings, tail = f"{_INPUT}.embeddings.{number + 1}", f"{_SOFTMAX}.tail.{number}"
+        weights[f"{embeddings}.0.weight"] = band.embedding
+        if projected:
+            weights[f"{embeddings}.1.weight"] = band.proj_in
+            # (d, e) if tied, else (e, d) as in a linear layer
+            weights[f"{tail}.0.weight"] = band.proj_out if tails_tied else band.proj_out.T
+        weights[f"{tail}.2.weight"] = band.output
+        weights[f"{tail}.3.bias"] = band.bias
+    return options, weights
 
-    @property
-    def _tails_tied(self) -> bool:
-        """Whether input and output share the projections of all bands but the first."""
-        # our model ties all of them or none; if none, those that were tied start equal
-        return self.tied and (self.factor == 1 or all(self.tied_projections[1:]))
 
-    @property
-    def _head_tied(self) -> bool:
-        """Whether input and output share the projection of the first band too."""
-        return self.factor > 1 and self._tails_tied and self.tied_projections[0]
+def _take_bands(
+    tensors: ForeignTensors, symbols: int, source: str, width: int, bands: Bands
+) -> list[_Band]:
+    bounds = itertools.pairwise([0, *bands.cutoffs, symbols])
+    sizes = [last - first for first, last in bounds]
+    unprojected = [torch.eye(width)] * 2
+    tables = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
+    projections = "word_emb.emb_projs.{}", "crit.out_projs.{}"
 
-    def options(self) -> dict[str, object]:
-        """Return the options of our model."""
-        if not self.cutoffs:
-            return {"share_decoder_input_output_embed": self.tied, "output_bias": True}
-        cutoffs = ",".join(str(cutoff + self.vocabulary.num_added) for cutoff in self.cutoffs)
-        return {
-            "adaptive_input": True,
-            "adaptive_input_cutoff": cutoffs,
-            "adaptive_input_factor": self.factor,
-            "adaptive_softmax_cutoff": cutoffs,
-            "adaptive_softmax_factor": self.factor,
-            "tie_adaptive_weights": self.tied,
-            "tie_adaptive_proj": self._tails_tied,
-            "tie_adaptive_head_proj": self._head_tied,
-            "output_bias": True,
-        }
+    def take(names: tuple[str, str], band: int, tied: bool, *shape: int) -> tuple[Tensor, Tensor]:
+        return tensors.take_both(*(name.format(band) for name in names), tied, *shape)
 
-    def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        """Return the weights of our model."""
-        bands, arrange = self._take_bands(tensors), self.vocabulary.arrange
-        embedding, output, bias, proj_in, proj_out = bands[0]
-        embedding, output = arrange(embedding), arrange(output)
-        bias = arrange(bias, IMPOSSIBLE_BIAS)
-        if not self.cutoffs:
-            words = {f"{_INPUT}.weight": embedding, f"{_OUTPUT}.weight": output}
-            return {**words, f"{_OUTPUT}.bias": bias}
-        clusters = tensors.take("crit.cluster_weight", len(self.cutoffs), self.width)
-        cluster_bias = tensors.take("crit.cluster_bias", len(self.cutoffs))
-        if self.reversed:
-            clusters, cluster_bias = clusters.flip(0), cluster_bias.flip(0)
-        bands[0] = _Band(embedding, output, torch.cat([bias, cluster_bias]), proj_in, proj_out)
-
-        weights = {}
-        projected = self.factor > 1 or not self._tails_tied
-        for number, band in enumerate(bands):
-            weights[f"{_INPUT}.embeddings.{number}.0.weight"] = band.embedding
-            if projected:
-                weights[f"{_INPUT}.embeddings.{number}.1.weight"] = band.proj_in
-        last = 1
-        if not self.tied:
-            # (W + C, e) x (e, d): without ties the head is one matrix, projection included
-            weights[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ proj_out.T
-        else:
-            if self.factor > 1:
-                weights[f"{_SOFTMAX}.head.0.weight"] = proj_in if self._head_tied else proj_out.T
-                last = 2
-            weights[f"{_SOFTMAX}.head.{last - 1}.word_proj.weight"] = output
-            weights[f"{_SOFTMAX}.head.{last - 1}.class_proj.weight"] = clusters
-        weights[f"{_SOFTMAX}.head.{last}.bias"] = bands[0].bias
-        for number, band in enumerate(bands[1:]):
-            tail = f"{_SOFTMAX}.tail.{number}"
-            if projected:
-                # (d, e) if tied, else (e, d) as in a linear layer
-                weights[f"{tail}.0.weight"] = band.proj_out if self._tails_tied else band.proj_out.T
-            weights[f"{tail}.2.weight"] = band.output
-            weights[f"{tail}.3.bias"] = band.bias
-        return weights
-
-    def _take_bands(self, tensors: ForeignTensors) -> list[_Band]:
-        """Take all bands; bands as wide as the model share one tensor and have no projections."""
-
-        def take(names: tuple[str, str], band: int, tied: bool, *shape: int) -> tuple:
-            return tensors.take_both(*(name.format(band) for name in names), tied, *shape)
-
-        symbols, narrower, bands = len(self.vocabulary), self.factor > 1, []
-        words = None if narrower else take(_EMBEDDINGS, 0, self.tied, symbols, self.width)
-        separate = narrower or self.separate_biases
-        biases = None if separate else tensors.take(_BIAS.format(0), symbols)
-        for number, (first, last) in enumerate(itertools.pairwise([0, *self.cutoffs, symbols])):
-            size, width = last - first, self.width // self.factor**number
-            projections = [torch.eye(self.width)] * 2
-            if narrower:
-                tables = take(_EMBEDDINGS, number, self.tied, size, width)
-            else:
-                tables = [table[first:last] for table in words]
-            if narrower and (self.first_projected or number > 0):
-                tied = self.tied_projections[number]
-                projections = take(_PROJECTIONS, number, tied, self.width, width)
-            bias = tensors.take(_BIAS.format(number), size) if separate else biases[first:last]
-            bands.append(_Band(*tables, bias, *projections))
-        return bands
+    if bands.factor == 1 and source != TENSORFLOW:
+        biases = tensors.take("crit.out_layers.0.bias", symbols).split(sizes)
+    else:
+        biases = [tensors.take(f"crit.out_layers.{i}.bias", size) for i, size in enumerate(sizes)]
+    if bands.factor == 1:
+        # all bands share one tensor, which is as wide as the model
+        shared = take(tables, 0, bands.tied, symbols, width)
+        rows = zip(*(table.split(sizes) for table in shared), biases, strict=True)
+        return [_Band(*band, *unprojected) for band in rows]
+    taken = []
+    for number, (size, bias) in enumerate(zip(sizes, biases, strict=True)):
+        narrow = width // bands.factor**number
+        both, tied = take(tables, number, bands.tied, size, narrow), bands.tied_projections[number]
+        projected = bands.first_projected or number > 0
+        through = take(projections, number, tied, width, narrow) if projected else unprojected
+        taken.append(_Band(*both, bias, *through))
+    return taken

@@ -7,7 +7,6 @@ All checksums are verified, and nothing in a file is executed.
 """
 
 import io
-import math
 import operator
 import pickle
 import re
@@ -35,7 +34,7 @@ _ADDRESSES, _MAGIC = 40, bytes.fromhex("57fb808b247547db")
 # each block of the table is followed by its compression and a checksum
 _AFTER_BLOCK = struct.Struct("<BI")
 # exceptions when reading bytes that are missing, changed or of another format
-_DAMAGE = IndexError, KeyError, OverflowError, TypeError, struct.error
+_DAMAGE = OSError, IndexError, KeyError, OverflowError, TypeError, ValueError, struct.error
 
 
 class _Entry(NamedTuple):
@@ -52,69 +51,39 @@ class _Entry(NamedTuple):
 def read_bundle(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a TensorFlow checkpoint by name, without the optimizer's.
 
-    Tensors that are not floating-point, or are stored in several parts, come without values.
-
-    Args:
-        path: PREFIX, TensorFlow's name for the checkpoint, or one of its files.
-
-    Raises ValueError if a file is missing or damaged.
+    ``path`` is PREFIX, TensorFlow's name for the checkpoint, or one of its files. Raises ValueError
+    if a file is missing or damaged.
     """
-    label, prefix = f"--checkpoint {short(path)}", _SUFFIX.sub("", path.name)
-    index = path.parent / f"{prefix}.index"
-    remedy = "copy all of the checkpoint's files again"
-    if not index.is_file():
-        raise ValueError(
-            f"{label}: there is no {index.name}: name a TensorFlow checkpoint, such as model.ckpt-0"
-        )
+    prefix, tensors = path.parent / _SUFFIX.sub("", path.name), {}
+    file = Path(f"{prefix}.index")
     try:
-        files, entries = _read_index(index.read_bytes())
+        num_files, entries = _read_index(file.read_bytes())
+        for name, entry in entries.items():
+            file = Path(f"{prefix}.data-{entry.file:05}-of-{num_files:05}")
+            if not _OPTIMIZER_NAMES.fullmatch(name):
+                tensors[name] = _read_tensor(file, entry)
     except _DAMAGE as error:
         raise ValueError(
-            f"{label}: {index.name} is cut short, changed or not an index of TensorFlow's: {remedy}"
+            f"--checkpoint {short(path)}: {file.name} is missing, cut short, changed or not "
+            f"TensorFlow's ({error}): name a TensorFlow checkpoint, such as model.ckpt-0, or copy "
+            "all of its files again"
         ) from error
-    numbers = sorted({entry.file for entry in entries.values()})
-    paths = {n: path.parent / f"{prefix}.data-{n:05}-of-{files:05}" for n in numbers}
-    missing = [file.name for file in paths.values() if not file.is_file()]
-    if missing:
-        raise ValueError(f"{label}: there is no {', '.join(missing)}: {remedy}")
-    tensors = {}
-    for name, entry in entries.items():
-        data = _read_data(paths[entry.file], entry)
-        if data is None:
-            file = paths[entry.file].name
-            raise ValueError(f"{label}: {file} is cut short or changed at {name}: {remedy}")
-        if not _OPTIMIZER_NAMES.fullmatch(name):
-            tensors[name] = _as_tensor(data, entry)
     return tensors
 
 
-def _read_data(path: Path, entry: _Entry) -> bytes | None:
-    """Return the bytes of a tensor, or None if they are damaged."""
-    if entry.offset + entry.size > path.stat().st_size:
-        return None
-    with path.open("rb") as file:
-        file.seek(entry.offset)
-        data = file.read(entry.size)
-    return data if _checksum(data) == entry.checksum else None
-
-
-def _as_tensor(data: bytes, entry: _Entry) -> Tensor:
-    number = _TYPES.get(entry.type)
-    if number is None or not data or math.prod(entry.shape) * number.itemsize != len(data):
-        return torch.empty(0, device="meta")
-    # copy, because PyTorch needs an array that it may write to
-    return torch.from_numpy(np.frombuffer(data, number).reshape(entry.shape).copy())
+def _read_tensor(path: Path, entry: _Entry) -> Tensor:
+    data = np.memmap(path, np.uint8, "r")[entry.offset : entry.offset + entry.size].tobytes()
+    if _checksum(data) != entry.checksum:
+        raise IndexError("the checksum of a tensor is wrong")
+    # copy, because torch needs an array that it may write to
+    return torch.from_numpy(np.frombuffer(data, _TYPES[entry.type]).reshape(entry.shape).copy())
 
 
 def _checksum(data: bytes) -> int:
     """Return the CRC-32C as it is stored: rotated, plus a constant."""
-    try:
-        import google_crc32c
-    except ImportError as error:
-        raise ValueError(
-            "--source transformer-xl-tensorflow needs the package google-crc32c: "
-            "pip install google-crc32c"
-        ) from error
+    # optional: pip install google-crc32c
+    import google_crc32c
+
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -132,21 +101,17 @@ def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
         entries |= _read_block(table, _varint(stream), _varint(stream))
     # the header's name is empty
     header = dict(_fields(entries.pop(b"")))
-    if header.get(2):
-        raise IndexError("numbers are big-endian")
-    return operator.index(header[1]), {
-        name.decode(errors="backslashreplace"): _entry(value) for name, value in entries.items()
-    }
+    named = {name.decode(errors="backslashreplace"): _entry(x) for name, x in entries.items()}
+    return operator.index(header[1]), named
 
 
 def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield names and values of a block; a name is stored without its prefix from the last one."""
     end = offset + size
-    compression, checksum = _AFTER_BLOCK.unpack(table[end : end + _AFTER_BLOCK.size])
+    # TensorFlow never compresses a block
+    _, checksum = _AFTER_BLOCK.unpack(table[end : end + _AFTER_BLOCK.size])
     if _checksum(table[offset : end + 1]) != checksum:
         raise IndexError("the checksum of a block is wrong")
-    if compression:
-        raise IndexError("a block is compressed, which TensorFlow never does")
     # a block ends with restart points, where a search may start, and their number
     (num_restarts,) = struct.unpack("<I", table[end - 4 : end])
     stream, name = io.BytesIO(table[offset : end - 4 - 4 * num_restarts]), b""
@@ -229,11 +194,11 @@ def read_symbols(path: Path) -> list[str]:
         with path.open("rb") as file:
             symbols = _InertUnpickler(file, encoding="bytes").load()["vocab"]["idx2sym"]
         symbols = [OTHER_WHITESPACE.sub(VISIBLE_SPACE, _text(symbol)) for symbol in symbols]
-        names = {old: new for old, new in _LM1B_RENAMING.items() if new not in symbols}
-        return [names.get(symbol, symbol) for symbol in symbols]
+    # a damaged file may raise anything
     except Exception as error:
-        # a damaged file may raise anything
         raise ValueError(
             f"--vocab {short(path)} is damaged or not a cache.pkl of the TensorFlow code: give "
             "that file, or a text with the model's symbols, one per line"
         ) from error
+    names = {old: new for old, new in _LM1B_RENAMING.items() if new not in symbols}
+    return [names.get(symbol, symbol) for symbol in symbols]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torch import Tensor, strided
+from torch import Tensor
 from torch import equal as equal_tensors
 
 from scripts._shared.checkpoints import load_safely
@@ -12,6 +12,8 @@ from scripts._shared.commands import short
 
 # keys under which a training's checkpoint has the weights
 _CONTAINERS = ("model", "state_dict")
+# names of matrices that TensorFlow stores as (in, out); no other source has slashes in its names
+_TRANSPOSED = re.compile(r"/(kernel|proj|proj_W)$")
 # torch.nn.DataParallel adds it to each name
 _PREFIX = "module."
 _OTHER_CONFIG = "give the --config and --vocab of this checkpoint"
@@ -28,38 +30,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     name = f"--checkpoint {short(path)}"
     if path.suffix == ".safetensors":
-        content = _read_safetensors(path, name)
+        # optional: pip install safetensors
+        from safetensors.torch import load_file
+
+        try:
+            content = load_file(path)
+        # damage may raise anything
+        except Exception as error:
+            raise ValueError(f"{name} cannot be read ({error}): {_REMEDY}") from error
     else:
         content = load_safely(path, name, _REMEDY)
     for container in _CONTAINERS:
         if isinstance(content, dict) and isinstance(content.get(container), dict):
             content = content[container]
-    if not isinstance(content, dict) or not content:
-        raise ValueError(f"{name} holds {type(content).__name__}, not tensors by name: {_REMEDY}")
-    others = [key for key, value in content.items() if not isinstance(value, Tensor)]
-    others += [key for key in content if not isinstance(key, str)]
-    if others:
-        listed = ", ".join(map(repr, others))
-        raise ValueError(f"{name} has more than tensors by name: {listed}: {_REMEDY}")
+    if not isinstance(content, dict) or not all(isinstance(x, Tensor) for x in content.values()):
+        raise ValueError(f"{name} holds other things than tensors by name: {_REMEDY}")
     if all(key.startswith(_PREFIX) for key in content):
         content = {key.removeprefix(_PREFIX): value for key, value in content.items()}
     return content
-
-
-def _read_safetensors(path: Path, name: str) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ValueError(
-            f"{name} needs the package safetensors: pip install safetensors"
-        ) from error
-    if not path.is_file():
-        raise ValueError(f"{name} is not a file: {_REMEDY}")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{name} is cut short or damaged ({error}): {_REMEDY}") from error
 
 
 class ForeignTensors:
@@ -68,43 +56,27 @@ class ForeignTensors:
     Args:
         tensors: the checkpoint's tensors by name.
         renaming: regular expressions and replacements that, in turn, yield the checkpoint's names.
-        transposed: regular expression for the checkpoint's names of transposed matrices.
     """
 
-    def __init__(
-        self,
-        tensors: dict[str, Tensor],
-        renaming: Sequence[tuple[str, str]] = (),
-        transposed: str = r"(?!)",
-    ) -> None:
+    def __init__(self, tensors: dict[str, Tensor], renaming: Sequence[tuple[str, str]]) -> None:
         self._tensors = tensors
         self._unused = set(tensors)
         self._renaming = renaming
-        self._transposed = transposed
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in single precision; raise ValueError if it is not as expected."""
+        """Return a tensor in single precision; raise ValueError if it is not of this shape."""
         name = self._rename(name)
         self._unused.discard(name)
-        tensor = self._tensors.get(name)
-        transposed = re.search(self._transposed, name)
-        if transposed:
-            shape = shape[::-1]
-        expected = " x ".join(map(str, shape))
-        if tensor is None:
-            raise ValueError(f"the checkpoint lacks {name} ({expected}): {_OTHER_CONFIG}")
-        if tensor.layout != strided or tensor.is_meta or not tensor.is_floating_point():
+        if name not in self._tensors:
+            raise ValueError(f"the checkpoint lacks {name}, {shape}: {_OTHER_CONFIG}")
+        tensor = self._tensors[name]
+        tensor = tensor.T if _TRANSPOSED.search(name) else tensor
+        if tensor.shape != shape:
             raise ValueError(
-                f"{name} is not a dense tensor of floating-point numbers: {_OTHER_CONFIG}"
+                f"{name} has the shape {tuple(tensor.shape)}, but the configuration says {shape}: "
+                f"{_OTHER_CONFIG}"
             )
-        if tuple(tensor.shape) != shape:
-            actual = " x ".join(map(str, tensor.shape)) or "a number"
-            raise ValueError(
-                f"{name} is {actual}, but the configuration says {expected}: {_OTHER_CONFIG}"
-            )
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} has a number that is not finite: give another checkpoint")
-        return tensor.float().T if transposed else tensor.float()
+        return tensor.float()
 
     def take_tied(self, name: str, others: Iterable[str], *shape: int) -> Tensor:
         """Return a tensor that the original has under several names; the file may have any."""

@@ -14,14 +14,13 @@ updates. The result has no optimizer state: use it for evaluation or with --fine
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from scripts._shared.checkpoints import checkpoint_options, read_checkpoint, save_for_new_training
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
 
@@ -32,52 +31,33 @@ if TYPE_CHECKING:
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
 
 
-class Checkpoint(NamedTuple):
-    """A checkpoint: its file, its content (tensors stay on the disk), its number of updates."""
+def choose(paths: list[Path], last: int | None) -> dict[int, tuple[Path, dict[str, Any]]]:
+    """Return the paths and contents of checkpoints by their updates, the most updates last.
 
-    path: Path
-    state: dict[str, Any]
-    updates: int
-
-
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; raises ValueError as read_checkpoint does, and if there is no model."""
-    # importing torch takes seconds
-    from torch import Tensor
-
-    state = read_checkpoint(path, "CHECKPOINT")
-    updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates")
-    weights = state.get("model")
-    named = isinstance(weights, dict) and all(isinstance(x, Tensor) for x in weights.values())
-    if not named or updates is None:
+    Tensors stay on the disk. The weights at the end of an epoch may be saved under two names.
+    """
+    if last is not None:
+        files = sorted(path for folder in paths for path in folder.iterdir())
+        paths = [path for path in files if _NAMES.fullmatch(path.name)]
+    found = {}
+    for path in paths:
+        state = read_checkpoint(path, "CHECKPOINT")
+        if not state.get("optimizer_history") or "model" not in state:
+            raise ValueError(
+                f"CHECKPOINT {short(path)} holds no model: name one that fairseq-train wrote"
+            )
+        found[state["optimizer_history"][-1]["num_updates"]] = path, state
+    if last is None and len(found) < max(2, len(paths)):
         raise ValueError(
-            f"CHECKPOINT {short(path)} holds no model's weights: name one that fairseq-train wrote"
+            "CHECKPOINT: give two or more, or a folder and --last; if two have as many updates, as "
+            "a checkpoint and its copy do, leave one out"
         )
-    return Checkpoint(path, state, updates)
-
-
-def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
-    """Return the checkpoints to average, the one with the most updates last."""
-    check_at_least(2, last=last)
-    if last is None:
-        folders = [short(path) for path in paths if path.is_dir()]
-        if folders:
-            raise ValueError(f"{folders[0]} is a folder: give --last, how many to average")
-        if len(set(paths)) != len(paths) or len(paths) < 2:
-            raise ValueError("give two or more different checkpoints, or a folder and --last")
-        return sorted(map(load, paths), key=lambda checkpoint: checkpoint.updates)
-    if len(paths) != 1 or not paths[0].is_dir():
-        raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    # the weights at the end of an epoch may be saved under both names
-    files = sorted(path for path in paths[0].iterdir() if _NAMES.fullmatch(path.name))
-    different = {checkpoint.updates: checkpoint for checkpoint in map(load, files)}
-    chosen = [different[updates] for updates in sorted(different)[-last:]]
-    if len(chosen) < last:
+    if last is not None and not 2 <= last <= len(found):
         raise ValueError(
-            f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
-            "or train without --no-epoch-checkpoints, or with --save-interval-updates"
+            f"--last is {last}, of {len(found)} checkpoints: give a number from 2 to that; train "
+            "without --no-epoch-checkpoints or with --save-interval-updates to have more"
         )
-    return chosen
+    return dict(sorted(found.items())[-(last or 0) :])
 
 
 def _signature(state: dict[str, Any]) -> dict[str, Any]:
@@ -88,33 +68,6 @@ def _signature(state: dict[str, Any]) -> dict[str, Any]:
         digest = name.startswith("dictionary_version.")
         signature[name] = tuple(weight.tolist()) if digest else tuple(weight.shape)
     return signature
-
-
-def check(checkpoints: list[Checkpoint]) -> None:
-    """Raise ValueError for checkpoints of different trainings, copies, and non-finite weights."""
-    first, *others = checkpoints
-    expected = _signature(first.state)
-    for checkpoint in others:
-        both = f"{short(first.path)} and {short(checkpoint.path)}"
-        actual = _signature(checkpoint.state)
-        for name in {**expected, **actual}:
-            if expected.get(name) != actual.get(name):
-                raise ValueError(
-                    f"{both} differ in {name}: {expected.get(name)} and {actual.get(name)}: give "
-                    "checkpoints of one training"
-                )
-    for checkpoint in checkpoints:
-        for name, weight in checkpoint.state["model"].items():
-            if not weight.isfinite().all():
-                raise ValueError(
-                    f"{name} in {short(checkpoint.path)} has a number that is not finite: leave "
-                    "that checkpoint out"
-                )
-    if len({checkpoint.updates for checkpoint in checkpoints}) < len(checkpoints):
-        raise ValueError(
-            "CHECKPOINT: two of them have as many updates, as a checkpoint and its copy do: leave "
-            "one out"
-        )
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -142,21 +95,25 @@ def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     """Average checkpoints and write the result to a file."""
     if output.exists():
         raise ValueError(f"--output {short(output)} already exists: name another, or remove it")
-    if not output.parent.is_dir():
-        raise ValueError(f"--output {short(output)}: its folder does not exist; make it first")
-    checkpoints = choose(paths, last)
-    check(checkpoints)
-    newest = checkpoints[-1].state
+    chosen = choose(paths, last)
+    newest_path, newest = [*chosen.values()][-1]
+    expected = _signature(newest)
+    for path, state in chosen.values():
+        actual = _signature(state)
+        for name in {**expected, **actual}:
+            if expected.get(name) != actual.get(name):
+                raise ValueError(
+                    f"{short(newest_path)} and {short(path)} differ in {name}: "
+                    f"{expected.get(name)} and {actual.get(name)}: give checkpoints of one training"
+                )
     parts = ("args", "cfg", "criterion", "optimizer_history", "task_state")
-    state = {
-        **{part: newest[part] for part in parts if part in newest},
-        "model": average([checkpoint.state["model"] for checkpoint in checkpoints]),
-    }
+    result = {part: newest[part] for part in parts if part in newest}
+    result["model"] = average([state["model"] for _, state in chosen.values()])
     with atomic_write(output) as partial:
-        save_for_new_training(state, partial)
-    for checkpoint in checkpoints:
-        print(f"{short(checkpoint.path)}: {checkpoint.updates:,} updates")
-    print(f"the mean of {len(checkpoints)} checkpoints is written to {short(output)}")
+        save_for_new_training(result, partial)
+    for updates, (path, _) in chosen.items():
+        print(f"{short(path)}: {updates:,} updates")
+    print(f"the mean of {len(chosen)} checkpoints is written to {short(output)}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -167,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     help_text = "average the N checkpoints with the most updates in the folder"
     parser.add_argument("--last", type=int, metavar="N", help=help_text)
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parsed: argparse.Namespace = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     paths, output = [path.resolve() for path in parsed.checkpoints], parsed.output.resolve()
     return exit_status(lambda: write_average(paths, parsed.last, output), output=output)
 

@@ -11,70 +11,41 @@ from typing import Any
 
 import numpy as np
 
-from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
-from scripts._shared.command_line import NamedFile
-from scripts.evaluate._scoring import load_model
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from scripts.evaluate._scoring import score
 
 
-class ContextLosses:
-    """Losses of models that read the first ``positions`` tokens of a split in windows.
+def context_losses(
+    model: LanguageModel, context: int, arguments: argparse.Namespace, **options: Any
+) -> np.ndarray:
+    """Return the losses of a split in nats, (N,), in windows that predict --stride tokens.
 
-    ``options`` are the command's: data, split, stride, batch_size and cpu. With a stride above 1
-    the batch size decides where windows begin. ``limits`` are the models' longest contexts in
-    tokens, or None if any length works.
+    With a stride above 1, the size of a batch decides where windows begin.
     """
-
-    def __init__(
-        self, checkpoints: list[NamedFile], positions: int, options: argparse.Namespace
-    ) -> None:
-        self.checkpoints = checkpoints
-        self.positions = positions
-        self.options = options
-        self.limits = [context_limit(model, options.stride) for model in checkpoints]
-        self._models = [load_model(checkpoint, options) for checkpoint in checkpoints]
-        self._losses: dict[tuple[int, int], np.ndarray] = {}
-
-    def __call__(self, number: int, context: int) -> np.ndarray:
-        """Return the losses of a model in nats, float32 (positions,), measured once.
-
-        The context is cut to what the model can read.
-        """
-        context = min(context, self.limits[number] or context)
-        if (number, context) not in self._losses:
-            self._losses[number, context] = self._models[number].score_split(
-                self.options.split,
-                batch_size=self.options.batch_size,
-                tokens_per_sample=self.options.stride,
-                # a segment's first token has one token before it even without extended context
-                extended_context=context - 1,
-                max_tokens=self.positions,
-                description=f"{self.checkpoints[number].label}, context {context}",
-            )
-        return self._losses[number, context]
+    # a window's first token has one token before it even without extended context
+    windows = {"tokens_per_sample": arguments.stride, "extended_context": context - 1}
+    return score(model, arguments, **windows, **options)
 
 
-def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
-    """Return how many tokens of context absolute positions allow; None for other positions."""
-    options = checkpoint_options(load_checkpoint(checkpoint.path), "model")
-    if not str(options.get("positions")).endswith("-absolute"):
-        return None
-    max_positions = options["tokens_per_sample"] + options["extended_context"]
-    if max_positions < stride:
+def longest_context(model: LanguageModel, stride: int) -> float:
+    """Return how many tokens of context absolute positions allow; infinite for other positions."""
+    if not model.has_past:
+        positions = model.model.max_positions()
+    elif model.model.decoder.network.absolute_positions is not None:
+        # those of training
+        positions = model.segment + model.context
+    else:
+        return math.inf
+    if positions < stride:
         raise ValueError(
-            f"--stride is {stride}: {checkpoint.label} was trained on segments of {max_positions} "
-            "tokens; give a stride of at most that"
+            f"--stride is {stride}, and a model was trained on segments of {positions} tokens: "
+            "give a stride of at most that"
         )
-    return max_positions - stride + 1
+    return positions - stride + 1
 
 
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
-    """Return ``g_i(c, c')``, from 0 to 1.
-
-    Args:
-        short: l_i(c, ·) of each model of the group, each (N,).
-        long: l_i(c', ·) of one model, (N,).
-        ratio: r.
-    """
+    """Return ``g_i(c, c')`` from l_i(c, ·) of each model of the group and l_i(c', ·), each (N,)."""
     baseline = np.min(np.stack(short), axis=0)
     number = math.ceil(ratio * len(baseline))
     hardest = np.sort(np.argsort(-baseline, kind="stable")[:number])
@@ -89,37 +60,33 @@ def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -
 
 def effective_context(
     losses: Callable[[int, int], np.ndarray],
-    num_models: int,
+    limits: Sequence[float],
     model: int,
-    step: int,
-    longest: int,
+    contexts: range,
     ratio: float,
     threshold: float,
-    limit: int | None = None,
 ) -> dict[str, Any]:
     """Return the RECL of a model in a group: "tokens", their "bound" and the "gains" of all steps.
 
     Args:
         losses: function that returns l_i(c, ·), (N,), for model i and context c.
-        num_models: size of the group.
+        limits: the most tokens that each model of the group can read.
         model: i.
-        step: the shortest context, and the difference between successive contexts.
-        longest: the longest context.
+        contexts: c, from the shortest to the longest.
         ratio: r.
         threshold: the smallest gain, as a share of the perplexity, for which to go on.
-        limit: the most tokens that the model can read; None for no limit.
     """
-    gains = []
-    short, bound = step, "at least"
-    while (long := short + step) <= longest:
-        group = [losses(other, short) for other in range(num_models)]
+    gains: list[dict[str, Any]] = []
+    tokens, bound = contexts[0], "at least"
+    for long in contexts[1:]:
+        group = [losses(other, tokens) for other in range(len(limits))]
         gain = relative_gain(group, losses(model, long), ratio)
-        gains.append({"short": short, "long": long, "gain": gain})
+        gains.append({"short": tokens, "long": long, "gain": gain})
         if gain < threshold:
-            bound = "exact" if short > step else "at most"
+            bound = "exact" if len(gains) > 1 else "at most"
             break
-        short = long
-    if limit is not None and short > limit:
+        tokens = long
+    if tokens > limits[model]:
         # the model reads nothing beyond its limit, so a longer context cannot help
-        short, bound = limit, "exact" if bound == "at least" else bound
-    return {"tokens": short, "bound": bound, "gains": gains}
+        tokens, bound = int(limits[model]), "at most" if bound == "at most" else "exact"
+    return {"tokens": tokens, "bound": bound, "gains": gains}

@@ -22,17 +22,16 @@ from scripts.prepare._subwords import moses_tokenizer
 # Longest n-gram that counts.
 ORDER = 4
 _HYPHEN_IN_WORD = re.compile(r"(\S)-(\S)")
+# languages whose compounds are split at hyphens
+_COMPOUNDS = ("de",)
 
 
-def split_compounds(tokens: str) -> str:
-    """Split the words in a line of tokens at hyphens, as tensor2tensor's get_ende_bleu.sh does."""
-    return _HYPHEN_IN_WORD.sub(r"\1 ##AT##-##AT## \2", tokens)
-
-
-def tokens_to_score(lines: list[str], language: str, compounds: bool) -> list[str]:
-    """Return lines as Moses tokens, with compounds split on request."""
+def tokens_to_score(lines: list[str], language: str) -> list[str]:
+    """Return lines as Moses tokens; German compounds are split as in get_ende_bleu.sh."""
     tokens = moses_tokenizer(language, normalize=True)(lines)
-    return [split_compounds(line) for line in tokens] if compounds else tokens
+    if language not in _COMPOUNDS:
+        return tokens
+    return [_HYPHEN_IN_WORD.sub(r"\1 ##AT##-##AT## \2", line) for line in tokens]
 
 
 def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
@@ -40,8 +39,6 @@ def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
     For one sentence it is the smaller of precision and recall over n-grams of 1 to 4 tokens. For
     several, matches and the denominators of the smaller are summed first, as in nltk's corpus_gleu.
-
-    Raises ValueError if the numbers of translations and references differ.
     """
     matches = sequences = 0
     for translation, reference in zip(translations, references, strict=True):
@@ -53,17 +50,6 @@ def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
     return 100 * matches / sequences if sequences else 0.0
 
 
-def exact_matches(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the percentage of translations that equal their reference apart from whitespace.
-
-    Raises ValueError if the numbers of translations and references differ or are 0.
-    """
-    pairs = list(zip(translations, references, strict=True))
-    if not pairs:
-        raise ValueError("there is no translation to score: give a text with sentences")
-    return 100 * sum(one.split() == other.split() for one, other in pairs) / len(pairs)
-
-
 def _bleu(
     translations: Sequence[str], references: Sequence[str], **options: Any
 ) -> dict[str, float | str]:
@@ -72,22 +58,15 @@ def _bleu(
     return {"score": score, "signature": str(metric.get_signature())}
 
 
-def score(
-    translations: list[str], references: list[str], language: str, compounds: bool
-) -> dict[str, Any]:
-    """Return all scores of detokenized translations in a language, as in scores.json.
-
-    Raises ValueError if the numbers of translations and references differ or are 0.
-    """
-    exact = exact_matches(translations, references)
-    tokens, wanted = (
-        tokens_to_score(lines, language, compounds) for lines in (translations, references)
-    )
+def score(translations: list[str], references: list[str], language: str) -> dict[str, Any]:
+    """Return all scores of detokenized translations in a language, as in scores.json."""
+    tokens, wanted = (tokens_to_score(lines, language) for lines in (translations, references))
     # force: keeps sacreBLEU from warning that the text is tokenized, which is intended
     tokenized = _bleu(tokens, wanted, tokenize="none", smooth_method="none", force=True)
+    same = [a.split() == b.split() for a, b in zip(translations, references, strict=True)]
     return {
         "detokenized": _bleu(translations, references),
-        "tokenized": {**tokenized, "compounds_split": compounds},
+        "tokenized": {**tokenized, "compounds_split": language in _COMPOUNDS},
         "gleu": gleu(tokens, wanted),
-        "exact": exact,
+        "exact": 100 * sum(same) / len(same),
     }

@@ -29,11 +29,10 @@ import sys
 import time
 from typing import Any
 
-from scripts._shared.checkpoints import checkpoint_options, load_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
-    check_at_least,
     command_parser,
     exit_status,
     parse_named_files,
@@ -61,15 +60,15 @@ def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     clamps: list[int | None] = [None]
     if arguments.clamp_len is not None:
         clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
-    if arguments.mem_len is None:
-        if arguments.sliding_window:
-            raise ValueError("--sliding-window needs a recurrence: drop it, or give --mem-len")
+    if arguments.mem_len is not None:
+        recurrences = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
+        lengths = [{"mem_len": length, "extended_context": 0} for length in recurrences]
+    elif arguments.sliding_window:
+        raise ValueError("--sliding-window needs a recurrence: drop it, or give --mem-len")
+    else:
         contexts = arguments.extended_context
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
         lengths = [{"mem_len": 0, "extended_context": context} for context in contexts]
-    else:
-        recurrences = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
-        lengths = [{"mem_len": length, "extended_context": 0} for length in recurrences]
     return [{**length, "clamp_len": clamp} for clamp in clamps for length in lengths]
 
 
@@ -87,27 +86,25 @@ def paired_difference(losses: Any, reference: Any) -> tuple[float, float | None]
     return float(differences.mean()), float(T_QUANTILE * np.std(means, ddof=1) / math.sqrt(PARTS))
 
 
-def time_window(checkpoint: NamedFile, tokens: Any, arguments: argparse.Namespace) -> float:
+def time_window(model: Any, tokens: Any, times: int) -> float:
     """Return the median seconds to read tokens (L,) and score the last one, without a past."""
     import numpy as np
     import torch
 
     from fairseq_plugins.python_interface.scoring import score_features
-    from scripts.evaluate._scoring import load_model
 
-    window = load_model(checkpoint, arguments)
-    inputs = torch.from_numpy(tokens.astype(np.int64)).to(window.device).unsqueeze(0)
+    inputs = torch.from_numpy(tokens.astype(np.int64)).to(model.device).unsqueeze(0)
     scored = torch.zeros_like(inputs, dtype=torch.bool)
     scored[:, -1] = True
     seconds = []
     # the first run warms up
-    for _ in range(arguments.sliding_window + 1):
-        synchronize(window.device)
+    for _ in range(times + 1):
+        synchronize(model.device)
         started = time.perf_counter()
         with torch.no_grad():
-            features, _ = window.model.decoder.extract_features(inputs)
-            score_features(window.model, features, inputs, scored)
-        synchronize(window.device)
+            features, _ = model.model.decoder.extract_features(inputs)
+            score_features(model.model, features, inputs, scored)
+        synchronize(model.device)
         seconds.append(time.perf_counter() - started)
     return float(np.median(seconds[1:]))
 
@@ -119,23 +116,22 @@ def measure(
     import numpy as np
 
     from fairseq_plugins.python_interface.scoring import in_unit
-    from scripts.evaluate._scoring import load_model
+    from scripts.evaluate._scoring import load_model, score
 
     clamp = {"clamp_len": length["clamp_len"]} if length["clamp_len"] else {}
     model = load_model(checkpoint, arguments, length["mem_len"], **clamp)
-    description = f"{checkpoint.label}, {length['mem_len'] or length['extended_context']} back"
     started = time.monotonic()
-    losses = model.score_split(
-        arguments.split,
-        batch_size=arguments.batch_size,
+    losses = score(
+        model,
+        arguments,
         tokens_per_sample=arguments.tokens_per_sample,
         extended_context=length["extended_context"],
         max_tokens=arguments.max_tokens,
-        description=description,
+        description=f"{checkpoint.label}, {length['mem_len'] or length['extended_context']} back",
     )
     seconds = time.monotonic() - started
     nats = float(np.mean(losses, dtype=np.float64))
-    trained = checkpoint_options(load_checkpoint(checkpoint.path), "model")
+    trained = checkpoint_options(read_checkpoint(checkpoint.path), "model")
     row = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
@@ -151,17 +147,18 @@ def measure(
         "seconds": round(seconds, 3),
     }
     if arguments.sliding_window:
-        text = np.resize(tokens, length["mem_len"])
+        # repeats a short text
+        text, window = np.resize(tokens, length["mem_len"]), load_model(checkpoint, arguments)
         row["reuse_ms_per_token"] = 1000 * seconds / len(losses)
-        row["window_ms_per_token"] = 1000 * time_window(checkpoint, text, arguments)
+        row["window_ms_per_token"] = 1000 * time_window(window, text, arguments.sliding_window)
     return row, losses
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table."""
+    """Return the results as a Markdown table, and each model's best length below it."""
     headers = ["model", "recurrence", "extended context", "clamp", "segment", "streams"]
     headers += ["tokens", rows[0]["unit"], "nats against the first", "seconds"]
-    cells = []
+    cells, best = [], {}
     for row in rows:
         difference, half = row["nats_difference"], row["nats_half_interval"]
         against = "" if difference is None else f"{difference:+.4f}"
@@ -169,7 +166,13 @@ def format_table(rows: list[dict[str, Any]]) -> str:
         lengths = row["mem_len"], row["extended_context"], row["clamp_len"] or "none"
         cells.append([row["model"], *lengths, row["segment"], row["streams"]])
         cells[-1] += [f"{row['tokens']:,}", f"{row['loss']:.4f}", against, f"{row['seconds']:.1f}"]
-    return markdown_table(headers, cells)
+        best[row["model"]] = min(best.get(row["model"], row), row, key=lambda one: one["nats"])
+    lines = [markdown_table(headers, cells), ""]
+    for model, row in best.items():
+        length = row["mem_len"] or row["extended_context"]
+        clamp = f", clamp {row['clamp_len']}" if row["clamp_len"] else ""
+        lines.append(f"{model}: best at {length} tokens{clamp}, {row['loss']:.4f} {row['unit']}")
+    return "\n".join(lines)
 
 
 def format_times(rows: list[dict[str, Any]]) -> str:
@@ -178,9 +181,9 @@ def format_times(rows: list[dict[str, Any]]) -> str:
     cells = []
     for row in rows:
         reuse, window = row["reuse_ms_per_token"], row["window_ms_per_token"]
-        published = PUBLISHED.get(row["mem_len"])
-        cells.append([row["model"], row["mem_len"], f"{reuse:.4g}", f"{window:.4g}"])
-        cells[-1] += [f"{window / reuse:.0f}x", f"{published}x" if published else ""]
+        published = f"{PUBLISHED[row['mem_len']]}x" if row["mem_len"] in PUBLISHED else ""
+        times = f"{reuse:.4g}", f"{window:.4g}", f"{window / reuse:.0f}x"
+        cells.append([row["model"], row["mem_len"], *times, published])
     return markdown_table([*headers, "ratio", "published ratio"], cells)
 
 
@@ -204,39 +207,23 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     """Measure each model at each length."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     lengths = parse_lengths(arguments)
-    for name in ("batch_size", "tokens_per_sample", "max_tokens"):
-        check_at_least(1, **{name: getattr(arguments, name)})
-    check_at_least(0, sliding_window=arguments.sliding_window)
     from scripts.evaluate._scoring import choose_device, load_tokens
 
     tokens = load_tokens(arguments.data, arguments.split)
     prepare_results(arguments.output)
-    scored = len(tokens[: arguments.max_tokens])
-    part = "all" if scored == len(tokens) else f"only the first {scored:,}"
-    text = f"{arguments.split} of {short(arguments.data.resolve())}"
-    print(f"{text}: {part} of {len(tokens):,} tokens\n")
     rows: list[dict[str, Any]] = []
     hardware = hardware_line(choose_device(arguments.cpu))
     result = {"split": arguments.split, "hardware": hardware, "rows": rows}
-    best_lengths = []
     for checkpoint in checkpoints:
         first = None
         for length in lengths:
             row, losses = measure(checkpoint, length, tokens, arguments)
-            row["nats_difference"] = row["nats_half_interval"] = None
-            if first is None:
-                first = losses
-            else:
-                difference = paired_difference(losses, first)
-                row["nats_difference"], row["nats_half_interval"] = difference
+            difference = (None, None) if first is None else paired_difference(losses, first)
+            row["nats_difference"], row["nats_half_interval"] = difference
+            first = losses if first is None else first
             rows.append(row)
             write_json(arguments.output / "attention_length.json", result)
-        best = min(rows[-len(lengths) :], key=lambda row: row["nats"])
-        length = best["mem_len"] or best["extended_context"]
-        clamp = f", clamp {best['clamp_len']}" if best["clamp_len"] else ""
-        figure = f"{best['loss']:.4f} {best['unit']}"
-        best_lengths.append(f"{checkpoint.label}: best at {length} tokens{clamp}, {figure}")
-    text = "\n".join([f"{format_table(rows)}\n", *best_lengths])
+    text = format_table(rows)
     if arguments.sliding_window:
         text += f"\n\n{format_times(rows)}\n"
     save_results(arguments.output, "attention_length", result, text, lambda axes: draw(axes, rows))

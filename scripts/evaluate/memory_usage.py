@@ -16,12 +16,10 @@ Writes memory_usage.json and prints tables.
 
 import argparse
 import sys
-import warnings
 from typing import Any
 
 from scripts._shared.command_line import (
     add_text_options,
-    check_at_least,
     command_parser,
     exit_status,
     make_output_folder,
@@ -40,11 +38,9 @@ def format_tables(models: list[dict[str, Any]]) -> str:
         label, loss = model["model"], f"{model['loss']:.4f}"
         losses.append([label, f"{model['tokens']:,}", loss, f"{model['perplexity']:.2f}"])
         for name, memory in model["memories"].items():
-            all_heads, *heads = (
-                f"{100 * share:.2f}" for share in (memory["usage"], *memory["usage_of_heads"])
-            )
-            row = [f"{memory['slots']:,}", all_heads, f"{memory['kl']:.4f}", " ".join(heads)]
-            figures.append([label, name, *row])
+            heads = " ".join(f"{100 * share:.2f}" for share in memory["usage_of_heads"])
+            row = [f"{memory['slots']:,}", f"{100 * memory['usage']:.2f}", f"{memory['kl']:.4f}"]
+            figures.append([label, name, *row, heads])
     headers = ["model", "memory", "slots", "usage, %", "KL, nats", "usage of heads, %"]
     table = markdown_table(["model", "tokens", "loss, nats", "perplexity"], losses)
     return f"{table}\n\n{markdown_table(headers, figures)}"
@@ -53,26 +49,18 @@ def format_tables(models: list[dict[str, Any]]) -> str:
 def measure_memory_usage(arguments: argparse.Namespace) -> None:
     """Measure each model."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
-    data, split = arguments.data.resolve(), arguments.split
-    options = {name: getattr(arguments, name) for name in ("batch_size", "tokens_per_sample")}
-    check_at_least(1, **options)
-    from scripts.evaluate._memory_reads import check_inputs, measure
+    from scripts.evaluate._memory_reads import measure
     from scripts.evaluate._scoring import choose_device
 
-    for checkpoint in checkpoints:
-        check_inputs(checkpoint, arguments.tokens_per_sample)
-    device = choose_device(arguments.cpu)
+    hardware = hardware_line(choose_device(arguments.cpu))
+    data, split = short(arguments.data.resolve()), arguments.split
     make_output_folder(arguments.output)
-    hardware = hardware_line(device)
-    print(f"{split} of {short(data)}, on {hardware}\n", flush=True)
-    # torch warns about fairseq's own attention in every batch with padding
-    warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")
+    print(f"{split} of {data}, on {hardware}\n", flush=True)
     models: list[dict[str, Any]] = []
-    conditions = {"data": short(data), "split": split, **options}
-    result = {**conditions, "hardware": hardware, "models": models}
-    sizes = {name: value for name, value in options.items() if value}
+    sizes = {name: getattr(arguments, name) for name in ("batch_size", "tokens_per_sample")}
+    result = {"data": data, "split": split, **sizes, "hardware": hardware, "models": models}
     for checkpoint in checkpoints:
-        models.append(measure(checkpoint, data, split, sizes, device))
+        models.append(measure(checkpoint, arguments))
         write_json(arguments.output / "memory_usage.json", result)
     print(format_tables(models))
     print(f"\nwritten to {short(arguments.output.resolve())}/memory_usage.json")
@@ -81,14 +69,14 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = command_parser(__doc__)
-    add = parser.add_argument
     add_text_options(parser, "memory_usage")
     help_text = (
         "blocks or sentence pairs in a batch (8), or parallel streams of a segment language model "
         "(1, which gives the exact loss of the whole text)"
     )
-    add("--batch-size", type=int, help=help_text)
-    add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
+    parser.add_argument("--batch-size", type=int, help=help_text)
+    help_text = "length of a block or segment (as in training)"
+    parser.add_argument("--tokens-per-sample", type=int, help=help_text)
     parsed = parser.parse_args(arguments)
     file = f"{short(parsed.output.resolve())}/memory_usage.json"
     interrupted = f"{file} keeps the models so far"

@@ -22,6 +22,8 @@ c reached. The definition is read as follows where it is ambiguous:
 - A model with absolute positions reads no more tokens than in training, and its RECL is at most
   that number (the 128 of table 8's Transformer).
 
+Works for segment language models and for models of fairseq's task language_modeling.
+
 Each model computes its context from scratch, without a past, in windows of c - 1 + S tokens that
 predict their last S tokens, where S is --stride. So a context of c tokens is c to c + S - 1 tokens;
 --stride 1 is exact and the slowest. The distance clamp stays as trained. Positions with fewer than
@@ -32,6 +34,7 @@ Writes recl.json and recl.png, and prints a table.
 """
 
 import argparse
+import functools
 import sys
 from typing import Any
 
@@ -73,41 +76,46 @@ def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
 
 def measure_recl(arguments: argparse.Namespace) -> None:
     """Measure each model's RECL."""
-    from scripts.evaluate._effective_context import ContextLosses, effective_context
-    from scripts.evaluate._scoring import choose_device, load_tokens
-
     stride, step, longest = arguments.stride, arguments.step, arguments.max_context
-    sizes = {"batch_size": arguments.batch_size, "max_tokens": arguments.max_tokens}
-    check_at_least(1, stride=stride, step=step, **sizes)
+    check_at_least(1, stride=stride, step=step)
     check_at_least(2 * step, max_context=longest)
-    if not 0 < arguments.threshold < 1:
-        raise ValueError(f"--threshold is {arguments.threshold}: it must be between 0 and 1")
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
+    from scripts.evaluate import _effective_context as effective
+    from scripts.evaluate._scoring import choose_device, load_model, load_tokens
+
     positions = len(load_tokens(arguments.data, arguments.split)[: arguments.max_tokens])
-    if positions <= longest:
+    counted = positions - longest
+    if counted <= 0:
         raise ValueError(
             f"--max-context is {longest} and the text has {positions:,} tokens, so no token has "
             "that many before it: score more tokens, or give a smaller one"
         )
-    all_losses = ContextLosses(checkpoints, positions, arguments)
+    loaded = [load_model(checkpoint, arguments) for checkpoint in checkpoints]
+    limits = [effective.longest_context(model, stride) for model in loaded]
     prepare_results(arguments.output)
-    counted = positions - longest
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
     print(
         f"{arguments.split} of {short(arguments.data.resolve())}: {counted:,} positions of "
         f"{positions:,} tokens scored; stride {stride}: a context of c tokens is {meaning}\n"
     )
 
-    def losses(model: int, context: int) -> Any:
+    @functools.cache
+    def measure(number: int, context: int) -> Any:
+        description = f"{checkpoints[number].label}, context {context}"
+        options = {"max_tokens": positions, "description": description}
+        losses = effective.context_losses(loaded[number], context, arguments, **options)
         # all contexts count the same positions, which have the longest context before them
-        return all_losses(model, context)[longest:]
+        return losses[longest:]
 
+    def losses(number: int, context: int) -> Any:
+        return measure(number, min(context, limits[number]))
+
+    contexts, threshold = range(step, longest + 1, step), arguments.threshold
     models: dict[str, dict[str, Any]] = {}
-    for number, (checkpoint, limit) in enumerate(zip(checkpoints, all_losses.limits, strict=True)):
+    for number, checkpoint in enumerate(checkpoints):
         recl = {
-            str(ratio): effective_context(
-                *(losses, len(checkpoints), number, step, longest, ratio),
-                *(arguments.threshold, limit),
+            str(ratio): effective.effective_context(
+                losses, limits, number, contexts, ratio, threshold
             )
             for ratio in RATIOS
         }
@@ -120,12 +128,12 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         "max_context": longest,
         "stride": stride,
         "context_of_c_tokens": meaning,
-        "threshold": arguments.threshold,
+        "threshold": threshold,
         "hardware": hardware_line(choose_device(arguments.cpu)),
         "models": models,
     }
     rows = [
-        [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in RATIOS)]
+        [label, *(format_tokens(recl) for recl in model["recl"].values())]
         for label, model in models.items()
     ]
     table = markdown_table(["model", *(f"r = {ratio}" for ratio in RATIOS)], rows) + "\n"

@@ -19,18 +19,12 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts._shared.checkpoints import read_checkpoint
-from scripts._shared.command_line import (
-    check_at_least,
-    command_parser,
-    exit_status,
-    make_output_folder,
-)
+from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
@@ -40,38 +34,56 @@ from scripts.prepare._subwords import check_language
 # values of --branch-weights, for a weighted_transformer
 LEARNED = "learned"
 BRANCH_WEIGHTS = (LEARNED, "random", "uniform")
-COMPOUNDS = ("de",)
 
 
-def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
-    """Return the number of sentences in a part of binarized data."""
-    from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, make_dataset
+def read_references(options: argparse.Namespace) -> tuple[Path, list[str]]:
+    """Return the reference's file and lines; raise ValueError if it does not fit the part."""
+    from fairseq.data.data_utils import load_indexed_dataset
 
-    source, target = languages
+    source, target, split = options.source_lang, options.target_lang, options.split
+    # as scripts.prepare.translation writes it
+    beside = options.data.parent / "references" / f"{split}.{target}"
+    path = options.reference or beside
+    if not path.is_file():
+        raise ValueError(
+            f"--reference: there is no {short(path)}: name a file with the raw translations of "
+            f"--split {split}, one sentence per line; scripts.prepare.translation keeps those of "
+            "test parts"
+        )
+    references = list(read_lines(path))
     # data binarized for the other direction will do
-    for pair in (f"{source}-{target}", f"{target}-{source}"):
-        path = str(data / f"{split}.{pair}.{source}")
-        if IndexedDataset.exists(path):
-            return len(make_dataset(path, infer_dataset_impl(path) or "cached"))
-    raise ValueError(
-        f"--split {split}: {short(data)} has no {split}.{source}-{target}.{source}.idx and .bin: "
-        "give the name of a part and the languages as fairseq-preprocess got them"
-    )
+    pairs = f"{source}-{target}", f"{target}-{source}"
+    parts = [load_indexed_dataset(f"{options.data}/{split}.{pair}.{source}") for pair in pairs]
+    # fairseq-generate names a part that is missing
+    sentences = next((len(part) for part in parts if part is not None), len(references))
+    if len(references) != sentences:
+        raise ValueError(
+            f"--reference {short(path)} has {len(references):,} lines, --split {split} of "
+            f"{short(options.data)} has {sentences:,} sentences: give the raw text that this part "
+            "was made from; for a validation part, which scripts.prepare.translation cleans, only "
+            "the pairs that it kept"
+        )
+    return path, references
 
 
-def check_branches(paths: Sequence[Path], branch_weights: str) -> None:
-    """Refuse --branch-weights for a model without branches, where it would have no effect."""
-    for path in paths:
+def check_branch_weights(options: argparse.Namespace, extra: list[str]) -> None:
+    """Refuse --branch-weights where it would have no effect."""
+    if any(word.partition("=")[0] == "--model-overrides" for word in extra):
+        raise ValueError(
+            f"--branch-weights is {options.branch_weights} and --model-overrides is given too: "
+            f"leave the first out, and add 'branch_weights': '{options.branch_weights}' to the "
+            "second"
+        )
+    for path in options.path:
         weights = read_checkpoint(path, "--path").get("model") or ()
-        branches = any(name.endswith((".kappa", ".kappa_logits")) for name in weights)
-        if branch_weights != LEARNED and not branches:
+        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights):
             raise ValueError(
-                f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
-                "without branches: leave it out, or name a weighted_transformer"
+                f"--branch-weights is {options.branch_weights}, and --path {short(path)} holds a "
+                "model without branches: leave it out, or name a weighted_transformer"
             )
 
 
-def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
+def generate_command(options: argparse.Namespace, extra: list[str]) -> list[str]:
     """Return the command that translates; the options after ``extra`` make it skip no sentence."""
     words = [program("fairseq-generate"), short(options.data), "--user-dir", "fairseq_plugins"]
     words += ["--source-lang", options.source_lang, "--target-lang", options.target_lang]
@@ -85,21 +97,6 @@ def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[
     return [*words, "--gen-subset", options.split, "--required-batch-size-multiple", "1"]
 
 
-def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """Return tokenized sources and best translations by the numbers that fairseq-generate gave."""
-    sources: dict[int, str] = {}
-    translations: dict[int, str] = {}
-    # only a newline ends a line: tokens may contain carriage returns
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            if match := re.match(r"S-(\d+)\t(.*)", line):
-                sources[int(match[1])] = match[2]
-            elif match := re.match(r"H-(\d+)\t[^\t]*\t(.*)", line):
-                # with --nbest, the best comes first
-                translations.setdefault(int(match[1]), match[2])
-    return sources, translations
-
-
 def translate(words: list[str], split: str, expected: int) -> tuple[list[str], list[str]]:
     """Return the sources and translations of a whole part in its order, as tokens.
 
@@ -108,10 +105,19 @@ def translate(words: list[str], split: str, expected: int) -> tuple[list[str], l
         split: name of the part.
         expected: number of sentences in the part.
     """
+    sources: dict[int, str] = {}
+    translations: dict[int, str] = {}
     with TemporaryDirectory() as folder:
         with child_process([*words, "--results-path", folder]):
             pass
-        sources, translations = read_results(Path(folder) / f"generate-{split}.txt")
+        # only a newline ends a line: tokens may contain carriage returns
+        with open(f"{folder}/generate-{split}.txt", encoding="utf-8", newline="\n") as file:
+            for line in file:
+                if match := re.match(r"S-(\d+)\t(.*)", line):
+                    sources[int(match[1])] = match[2]
+                elif match := re.match(r"H-(\d+)\t[^\t]*\t(.*)", line):
+                    # with --nbest, the best comes first
+                    translations.setdefault(int(match[1]), match[2])
     if translations.keys() != set(range(expected)):
         raise ValueError(
             f"fairseq-generate gave {len(translations):,} translations of the {expected:,} "
@@ -119,11 +125,10 @@ def translate(words: list[str], split: str, expected: int) -> tuple[list[str], l
             "--skip-invalid-size-inputs-valid-test, which skips sentences that are too long, "
             "--quiet, and --distributed-world-size"
         )
-    numbers = range(expected)
-    return [sources.get(n, "") for n in numbers], [translations[n] for n in numbers]
+    return [sources[n] for n in range(expected)], [translations[n] for n in range(expected)]
 
 
-def detokenize(lines: Sequence[str], language: str) -> list[str]:
+def detokenize(lines: list[str], language: str) -> list[str]:
     """Detokenize lines of Moses tokens."""
     from sacremoses import MosesDetokenizer
 
@@ -131,7 +136,7 @@ def detokenize(lines: Sequence[str], language: str) -> list[str]:
     return [detokenizer.detokenize(line.split()) for line in lines]
 
 
-def are_tokenized(lines: Sequence[str]) -> bool:
+def are_tokenized(lines: list[str]) -> bool:
     """Return whether most of the lines that end with a full stop have a blank before it."""
     ends = [line[-2:-1].isspace() for line in lines if line.endswith(".")]
     return 2 * sum(ends) > len(ends)
@@ -151,65 +156,29 @@ def format_scores(scores: dict[str, Any]) -> str:
     return f"{markdown_table(['', 'score'], rows)}\n\nsignature of sacreBLEU: {signature}"
 
 
-def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the file of the reference and its lines; check all options before any work."""
-    check_at_least(1, beam=options.beam)
-    check_language(options.target_lang, "target-lang")
-    branch_weights, split = options.branch_weights, options.split
-    names = [word.partition("=")[0] for word in extra]
-    if branch_weights != LEARNED and "--model-overrides" in names:
-        raise ValueError(
-            f"--branch-weights is {branch_weights} and --model-overrides is given too: leave the "
-            f"first out, and add 'branch_weights': '{branch_weights}' to the second"
-        )
-    languages = options.source_lang, options.target_lang
-    sentences = count_sentences(options.data, split, languages)
-    # as scripts.prepare.translation writes it
-    beside = options.data.parent / "references" / f"{split}.{options.target_lang}"
-    reference = options.reference or beside
-    if not reference.is_file():
-        raise ValueError(
-            f"--reference: there is no {short(reference)}: name a file with the raw translations "
-            f"of --split {split}, one sentence per line; scripts.prepare.translation keeps those "
-            "of test parts"
-        )
-    references = list(read_lines(reference))
-    if len(references) != sentences:
-        raise ValueError(
-            f"--reference {short(reference)} has {len(references):,} lines, --split {split} of "
-            f"{short(options.data)} has {sentences:,} sentences: give the raw text that this part "
-            "was made from; for a validation part, which scripts.prepare.translation cleans, only "
-            "the pairs that it kept"
-        )
-    check_branches(options.path, branch_weights)
-    return reference, references
-
-
-def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
+def evaluate(options: argparse.Namespace, extra: list[str]) -> None:
     """Translate, score, write and print."""
-    from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
     from scripts.evaluate._translation_scores import score
 
-    reference, references = find_references(options, extra)
+    target = options.target_lang
+    check_language(target, "target-lang")
+    if options.branch_weights != LEARNED:
+        check_branch_weights(options, extra)
+    reference, references = read_references(options)
     words = generate_command(options, extra)
     print(f"$ {format_command(words)}\n", flush=True)
     # before the translation, which takes long
     make_output_folder(options.output)
     sources, tokens = translate(words, options.split, len(references))
-    units = [unit for line in sources for unit in line.split()]
-    log_unknown(units.count("<unk>"), len(units), "the source")
-    target = options.target_lang
     translations = detokenize(tokens, target)
     if are_tokenized(references):
         print(f"{short(reference)} is tokenized: it is detokenized, as the translations are\n")
         references = detokenize(references, target)
-    compounds = options.compound_split
-    compounds = target in COMPOUNDS if compounds is None else compounds
     scores = {
         "command": shlex.join(words),
         "reference": short(reference),
         "sentences": len(references),
-        **score(translations, references, target, compounds),
+        **score(translations, references, target),
     }
     write_text(options.output / "translation.txt", "".join(f"{line}\n" for line in translations))
     write_json(options.output / "scores.json", scores)
@@ -235,8 +204,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--beam", type=int, default=4, metavar="N", help="width of the beam (%(default)s)")
     help_text = "divide a translation's score by its length to this power (%(default)s)"
     add("--lenpen", type=float, default=0.6, metavar="X", help=help_text)
-    help_text = "split words at hyphens for the BLEU of tokens and GLEU (yes for German)"
-    add("--compound-split", action=argparse.BooleanOptionalAction, help=help_text)
     help_text = "branch weights of a weighted_transformer (%(default)s)"
     add("--branch-weights", choices=BRANCH_WEIGHTS, default=LEARNED, help=help_text)
     add("--examples", type=int, default=0, metavar="N", help="print the first N sentences")

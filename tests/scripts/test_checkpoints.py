@@ -6,8 +6,7 @@ import zipfile
 import pytest
 import torch
 
-from scripts._shared.checkpoints import checkpoint_options, load_checkpoint, read_checkpoint
-from tests.scripts.evaluate.saved_models import write_checkpoint
+from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 
 STATE = {"cfg": {"model": {"_name": "a"}, "task": None}, "model": {"weight": torch.arange(4096.0)}}
 
@@ -41,14 +40,3 @@ def test_read_checkpoint_names_what_is_no_checkpoint(tmp_path):
     for name in ("pipe", "other.zip", "text", "none"):
         with pytest.raises(ValueError, match=f"^--checkpoint .*{name}.*: name one that f"):
             read_checkpoint(tmp_path / name)
-
-
-def test_only_a_segment_language_model_is_loaded(tmp_path):
-    write_checkpoint(tmp_path / "xl.pt", "transformer_xl")
-    assert load_checkpoint(tmp_path / "xl.pt")["optimizer_history"][-1]["num_updates"] == 1
-    other = {"cfg": {"model": {"_name": "transformer_lm"}}}
-    for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
-        torch.save(content, tmp_path / "other.pt")
-        message = f"other.pt holds the model {name}, which is not a segment language model"
-        with pytest.raises(ValueError, match=message):
-            load_checkpoint(tmp_path / "other.pt")

@@ -38,7 +38,7 @@ def entry(kind, shape, file, offset, data):
     return b"".join(fields) + varint(8 * 6 + 5) + masked_checksum(data)
 
 
-def table(rows, compression=0):
+def table(rows):
     """Encode a sorted table in blocks of 4 rows."""
     written = b""
 
@@ -54,7 +54,7 @@ def table(rows, compression=0):
             before = name
         # one restart point: the beginning of the block
         address = varint(len(written)) + varint(len(block) + 8)
-        block += struct.pack("<II", 0, 1) + bytes([compression])
+        block += struct.pack("<II", 0, 1) + b"\0"
         written += block + masked_checksum(block)
         return address
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 from collections import Counter, OrderedDict
 
 import numpy as np
@@ -30,7 +29,6 @@ OPTIMIZER = {
     "model/a/Adam": torch.ones(2, 3),
     "model/a/Adam_1": torch.ones(2, 3),
 }
-NO_INDEX = "x.index is cut short, changed or not an index of TensorFlow's: "
 
 
 @pytest.fixture
@@ -39,12 +37,10 @@ def path(tmp_path):
     return tmp_path / "x"
 
 
-def refused(path):
-    """Return the error message for a refused checkpoint, without the option that names it."""
-    label = f"--checkpoint {path}: "
-    with pytest.raises(ValueError, match=f"^{re.escape(label)}") as error:
+def assert_refused(path, file):
+    message = f"^--checkpoint {path}: {file} is missing, cut short, changed or not TensorFlow's"
+    with pytest.raises(ValueError, match=message):
         read_bundle(path)
-    return str(error.value).removeprefix(label)
 
 
 @pytest.mark.parametrize("files", [1, 3])
@@ -63,73 +59,37 @@ def changed(data, position):
 
 
 @pytest.mark.parametrize("damage", [changed, lambda data, position: data[:position]])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("x.data-00000-of-00001", "x.data-00000-of-00001 is cut short or changed at "),
-        ("x.index", NO_INDEX),
-    ],
-)
-def test_a_damaged_file_is_refused_wherever_it_is_damaged(path, damage, name, message):
-    file = path.with_name(name)
+@pytest.mark.parametrize("name", ["x.data-00000-of-00001", "x.index"])
+def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path, damage, name):
+    write_bundle(tmp_path / "x", WEIGHTS)
+    file = tmp_path / name
     whole = file.read_bytes()
     for position in range(0, len(whole), 3):
         file.write_bytes(damage(whole, position))
-        assert refused(path).startswith(message)
+        assert_refused(tmp_path / "x", name)
+    file.unlink()
+    assert_refused(tmp_path / "x", name)
+
+
+def test_another_file_and_a_table_without_a_header_are_no_index(path):
+    for index in (b"hello world", table({b"a": entry(1, [1], 0, 0, b"abcd")})):
+        path.with_name("x.index").write_bytes(index)
+        assert_refused(path, "x.index")
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("file", "offset", "named"),
     [
-        # another file; another byte order; no header; a compressed block
-        b"hello world",
-        table({b"": field(1, 1) + field(2, 1), b"a": entry(1, [1], 0, 0, b"abcd")}),
-        table({b"a": entry(1, [1], 0, 0, b"abcd")}),
-        table({b"": field(1, 1)}, compression=1),
-    ],
-)
-def test_an_index_in_another_format_is_refused(path, index):
-    path.with_name("x.index").write_bytes(index)
-    assert refused(path).startswith(NO_INDEX)
-
-
-def test_missing_files_are_named(tmp_path):
-    write_bundle(tmp_path / "x", WEIGHTS, files=3)
-    for number in (0, 2):
-        (tmp_path / f"x.data-0000{number}-of-00003").unlink()
-    names = "x.data-00000-of-00003, x.data-00002-of-00003"
-    assert refused(tmp_path / "x").startswith(f"there is no {names}: ")
-    (tmp_path / "x.index").unlink()
-    assert refused(tmp_path / "x").startswith("there is no x.index: ")
-
-
-@pytest.mark.parametrize(
-    ("file", "offset", "message"),
-    [
-        (2**63, 0, "there is no x.data-9223372036854775808-of-00002"),
+        (2**63, 0, "x.data-9223372036854775808-of-00002"),
         (0, 2**63, "x.data-00000-of-00002"),
         (b"../../file", 0, "x.index"),
     ],
 )
-def test_an_index_reaches_no_other_file(tmp_path, file, offset, message):
+def test_an_index_reaches_no_other_file(tmp_path, file, offset, named):
     (tmp_path / "x.data-00000-of-00002").write_bytes(b"abcd")
     rows = {b"": field(1, 2), b"../up": entry(1, [1], file, offset, b"abcd")}
     (tmp_path / "x.index").write_bytes(table(rows))
-    assert refused(tmp_path / "x").startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "data"),
-    [
-        (9, [1], bytes(8)),  # integers
-        (1, [2], bytes(4)),  # fewer numbers than the shape has
-    ],
-)
-def test_other_tensors_come_without_values(tmp_path, kind, shape, data):
-    rows = {b"": field(1, 1), b"odd": entry(kind, shape, 0, 0, data)}
-    (tmp_path / "x.index").write_bytes(table(rows))
-    (tmp_path / "x.data-00000-of-00001").write_bytes(data)
-    assert read_bundle(tmp_path / "x")["odd"].is_meta
+    assert_refused(tmp_path / "x", named)
 
 
 # a pickle as Python 2 wrote it, in which text is bytes
@@ -180,8 +140,8 @@ def test_cached_symbols_are_renamed_as_in_prepared_text(tmp_path, cached, symbol
 @pytest.mark.parametrize(
     "content",
     [
-        *(pickle.dumps(other) for other in (3, {"vocab": 3}, Vocab(["a"]), Corpus([1]))),
-        *(PYTHON_2[:length] for length in range(0, len(PYTHON_2), 7)),
+        *(pickle.dumps(other) for other in ({"vocab": 3}, Corpus([1]))),
+        *(PYTHON_2[:length] for length in range(0, len(PYTHON_2), 20)),
         PYTHON_2.replace(b"\xc3", b"\xff"),
         b"<html>",
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.evaluate import attention_length as measure_attention_length
 from scripts.evaluate.attention_length import PART_TOKENS, PARTS, paired_difference
-from tests.scripts.evaluate.saved_models import token_losses
+from tests.scripts.evaluate.saved_models import token_losses, write_text
 
 EOS = 2
 
@@ -22,9 +22,7 @@ def words(folder, *others):
         ("--mem-len 4 --clamp-len 0", "--clamp-len is '0': "),
         ("--mem-len 0,4", "--mem-len is '0,4': "),
         ("--extended-context 4 --sliding-window 1", "--sliding-window needs a recurrence"),
-        ("--mem-len 2 --max-tokens 0", "--max-tokens is 0: "),
-        ("--mem-len 2 --tokens-per-sample 0", "--tokens-per-sample is 0: "),
-        ("--mem-len 2 --split dev", "--split dev: no data at"),
+        ("--mem-len 2 --split dev", "--data .*bin, --split dev: no data at"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, models, refused, options, message):
@@ -57,13 +55,13 @@ def test_the_script_sweeps_recurrences(folder, text, models, tmp_path, capsys):
     options = ("--checkpoint", f"XL={folder}/xl.pt", f"AA={folder}/aa.pt", "--mem-len", "2,6")
     rows = sweep(folder, tmp_path, *options, "--batch-size", "3", "--max-tokens", "50")
     printed = capsys.readouterr().out
-    assert "only the first 50 of 60 tokens" in printed
     lengths = [(row["model"], row["mem_len"], row["clamp_len"]) for row in rows]
     assert lengths == [("XL", 2, 7), ("XL", 6, 7), ("AA", 2, None), ("AA", 6, None)]
     for row in rows:
         sizes = [row[name] for name in ("tokens", "tokens_of_split", "streams", "segment")]
         assert sizes == [50, 60, 3, 8]
         assert row["loss"] == pytest.approx(row["nats"] / np.log(2))
+        assert f" {row['loss']:.4f} |" in printed
     assert [row["nats_difference"] for row in rows[::2]] == [None, None]
     for row, first in (rows[1], rows[0]), (rows[3], rows[2]):
         assert row["nats_difference"] == pytest.approx(row["nats"] - first["nats"], abs=1e-7)
@@ -94,6 +92,14 @@ def test_the_script_sweeps_contexts_without_recurrence(folder, text, models, tmp
     inputs = np.concatenate([[EOS], text[:-1]])
     whole = token_losses(models, inputs, text)
     assert rows[1]["nats"] == pytest.approx(whole.mean(), abs=1e-5)
+
+
+def test_a_share_of_unknown_symbols_is_warned_about_once(folder, models, tmp_path, caplog):
+    text = write_text(tmp_path / "bin", unknown=7)
+    assert list(text).count(3) == 7
+    line = words(tmp_path, "--checkpoint", f"{folder}/xl.pt", "--output", tmp_path / "out")
+    assert measure_attention_length.main([*line, "--mem-len", "2,3", "--clamp-len", "2,4"]) == 0
+    assert caplog.text.count("are <unk>") == 1
 
 
 def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys, monkeypatch):

@@ -3,16 +3,21 @@
 import json
 import math
 from argparse import Namespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
-from fairseq_plugins import load
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
-from scripts.evaluate._effective_context import ContextLosses, effective_context, relative_gain
+from scripts.evaluate._effective_context import (
+    context_losses,
+    effective_context,
+    longest_context,
+    relative_gain,
+)
+from scripts.evaluate._scoring import load_model
 from tests.scripts.evaluate.saved_models import token_losses
 
 
@@ -49,20 +54,22 @@ def losses_that_fall_until(*ends):
     return lambda model, context: np.full(8, 3 - 0.05 * min(context, ends[model]) / 10)
 
 
+def recl(losses, num_models, *settings, limit=math.inf):
+    return effective_context(losses, [limit] * num_models, *settings)
+
+
 def test_recl_is_where_the_gain_ends():
-    both = [
-        effective_context(losses_that_fall_until(60, 30), 2, model, 10, 90, 0.5, 0.01)
-        for model in range(2)
-    ]
-    assert [(recl["tokens"], recl["bound"]) for recl in both] == [(60, "exact"), (30, "exact")]
+    losses = losses_that_fall_until(60, 30)
+    both = [recl(losses, 2, model, range(10, 91, 10), 0.5, 0.01) for model in range(2)]
+    assert [(each["tokens"], each["bound"]) for each in both] == [(60, "exact"), (30, "exact")]
     steps = [(gain["short"], gain["long"]) for gain in both[1]["gains"]]
     assert steps == [(10, 20), (20, 30), (30, 40)]
     assert both[1]["gains"][0]["gain"] == pytest.approx(1 - math.exp(-0.05))
     # a longer context is tried if the gain is as large as the threshold
     losses = losses_that_fall_until(60)
     gain = relative_gain([losses(0, 10)], losses(0, 20), 1)
-    assert effective_context(losses, 1, 0, 10, 30, 1, gain - 1e-9)["tokens"] == 30
-    assert effective_context(losses, 1, 0, 10, 30, 1, gain + 1e-9)["tokens"] == 10
+    assert recl(losses, 1, 0, range(10, 31, 10), 1, gain - 1e-9)["tokens"] == 30
+    assert recl(losses, 1, 0, range(10, 31, 10), 1, gain + 1e-9)["tokens"] == 10
 
 
 def test_the_group_is_the_baseline_for_each():
@@ -70,8 +77,9 @@ def test_the_group_is_the_baseline_for_each():
         # the second model improves as well, but is never as good as the first
         return np.full(4, (1.0 if model == 0 else 3.0) - 0.001 * context)
 
-    alone = effective_context(lambda _, context: losses(1, context), 1, 0, 9, 50, 1, 5e-3)
-    beside = effective_context(losses, 2, 1, 9, 50, 1, 5e-3)
+    contexts = range(9, 51, 9)
+    alone = recl(lambda _, context: losses(1, context), 1, 0, contexts, 1, 5e-3)
+    beside = recl(losses, 2, 1, contexts, 1, 5e-3)
     assert (alone["tokens"], alone["bound"]) == (45, "at least")
     assert (beside["tokens"], beside["bound"]) == (9, "at most")
 
@@ -88,15 +96,16 @@ def test_the_group_is_the_baseline_for_each():
 )
 def test_a_model_that_reads_no_farther_has_that_as_its_recl(end, step, longest, tokens, bound):
     losses = losses_that_fall_until(end)
-    recl = effective_context(losses, 1, 0, step, longest, 1, 0.01, limit=end)
-    assert (recl["tokens"], recl["bound"]) == (tokens, bound)
+    found = recl(losses, 1, 0, range(step, longest + 1, step), 1, 0.01, limit=end)
+    assert (found["tokens"], found["bound"]) == (tokens, bound)
 
 
-def measure_losses(folder, *names, stride=1, batch_size=4):
-    checkpoints = [NamedFile(name, folder / name) for name in names]
-    windows = {"stride": stride, "batch_size": batch_size}
-    options = Namespace(data=folder / "bin", split="test", cpu=True, **windows)
-    return ContextLosses(checkpoints, 60, options)
+def load_as_recl(folder, name, stride=1):
+    """Load a model; return it with the options that recl.py measures it with."""
+    options = {"split": "test", "stride": stride, "batch_size": 3, "cpu": True}
+    data = folder / ("text" if (folder / "text").exists() else "bin")
+    arguments = Namespace(data=data, **options)
+    return load_model(NamedFile(name, folder / f"{name}.pt"), arguments), arguments
 
 
 @pytest.mark.parametrize(
@@ -108,53 +117,70 @@ def measure_losses(folder, *names, stride=1, batch_size=4):
     ],
 )
 def test_a_token_has_its_context_in_sight(folder, text, models, name, context, stride, first, step):
-    losses = measure_losses(folder, f"{name}.pt", stride=stride, batch_size=3)(0, context)
-    model = load(folder / f"{name}.pt", folder / "bin", mem_len=0, same_length=False).model
+    loaded, arguments = load_as_recl(folder, name, stride)
+    losses = context_losses(loaded, context, arguments)
     for begin in range(first, len(text) - stride + 1, step):
         end = begin + stride
         inputs, targets = text[begin - context : end - 1], text[begin - context + 1 : end]
-        expected = token_losses(model, inputs, targets)
+        expected = token_losses(loaded.model, inputs, targets)
         np.testing.assert_allclose(losses[begin:end], expected[-stride:], atol=1e-5)
 
 
+def test_models_of_fairseqs_language_modeling_are_measured(saved):
+    loaded, arguments = load_as_recl(saved, "blocks")
+    assert longest_context(loaded, 1) == loaded.model.max_positions()
+    losses, inputs = context_losses(loaded, 5, arguments), loaded._tokens("test")
+    tokens = torch.from_numpy(inputs[20 - 5 : 20].astype(np.int64))[None]
+    with torch.no_grad():
+        log_probs = loaded.model.get_normalized_probs(loaded.model(tokens), log_probs=True)
+    assert losses[20] == pytest.approx(-log_probs[0, -1, inputs[20]].item(), abs=1e-5)
+
+
 def test_absolute_positions_limit_the_context(folder, models):
-    losses = measure_losses(folder, "abs.pt", stride=3)
-    assert losses.limits == [10]
-    np.testing.assert_array_equal(losses(0, 100), losses(0, 10))
-    with pytest.raises(ValueError, match=r"--stride is 13: abs.pt was trained on .* 12 tokens"):
-        measure_losses(folder, "abs.pt", stride=13)
-    assert measure_losses(folder, "xl.pt", stride=13).limits == [None]
-
-
-def test_losses_are_measured_once(folder, models, monkeypatch):
-    losses, score = measure_losses(folder, "xl.pt"), Mock(return_value=np.zeros(60))
-    monkeypatch.setattr(LanguageModel, "score_split", score)
-    for context in (3, 3, 4, 3):
-        losses(0, context)
-    assert score.call_count == 2
+    loaded, _ = load_as_recl(folder, "abs")
+    assert longest_context(loaded, 3) == 10
+    with pytest.raises(ValueError, match=r"--stride is 13, and .* 12 tokens"):
+        longest_context(loaded, 13)
+    assert longest_context(load_as_recl(folder, "xl")[0], 13) == math.inf
 
 
 def words(folder, *options):
     return [
-        *("--data", str(folder / "bin"), "--cpu", "--step", "2", "--max-context", "8"),
-        *("--threshold", "0.0001", "--stride", "2", *options),
+        *("--data", str(folder / "bin"), "--cpu", "--step", "2", "--max-context", "14"),
+        # a threshold that every gain reaches
+        *("--threshold", "-1", "--stride", "2", *options),
     ]
 
 
-def test_the_script_measures_a_group(folder, models, tmp_path):
+def test_the_script_measures_a_group(folder, models, tmp_path, monkeypatch):
     checkpoints = f"XL={folder}/xl.pt", f"P={folder}/abs.pt"
     options = words(folder, "--output", str(tmp_path), "--checkpoint", *checkpoints)
+    measured, score = [], LanguageModel.score_split
+
+    def score_split(model, *arguments, **options):
+        measured.append((model, options["extended_context"]))
+        return score(model, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, "score_split", score_split)
     assert measure_recl.main(options) == 0
+    # each model is measured once in each context, the second at most in 11
+    contexts = (1, 3, 5, 7, 9, 11, 13), (1, 3, 5, 7, 9, 10)
+    loaded = dict.fromkeys(model for model, _ in measured)
+    for model, expected in zip(loaded, contexts, strict=True):
+        assert sorted(context for other, context in measured if other is model) == list(expected)
     result = json.loads((tmp_path / "recl.json").read_text())
-    assert result["positions"] == 52
-    losses = measure_losses(folder, "xl.pt", "abs.pt", stride=2, batch_size=8)
+    assert result["positions"] == 46
+    group = [load_as_recl(folder, name, stride=2) for name in ("xl", "abs")]
 
-    def after_the_longest(model, context):
-        return losses(model, context)[8:]
+    def after_the_longest(number, context):
+        model, arguments = group[number]
+        arguments.batch_size = 8
+        return context_losses(model, min(context, (99, 11)[number]), arguments)[14:]
 
-    for number, name in enumerate(["XL", "P"]):
+    for number, name in enumerate(("XL", "P")):
         for ratio in (0.1, 0.5, 1.0):
-            expected = effective_context(after_the_longest, 2, number, 2, 8, ratio, 0.0001)
+            settings = number, range(2, 15, 2), ratio, -1
+            expected = effective_context(after_the_longest, (math.inf, 11), *settings)
             assert result["models"][name]["recl"][str(ratio)] == expected
     assert (tmp_path / "recl.png").stat().st_size > 5000
 
@@ -163,9 +189,8 @@ def test_the_script_measures_a_group(folder, models, tmp_path):
     ("options", "message"),
     [
         (["--stride", "0"], "--stride is 0: "),
-        (["--threshold", "0"], "--threshold is 0.0: "),
-        (["--step", "5"], "--max-context is 8: "),
-        (["--max-tokens", "8"], "--max-context is 8 and the text has 8 tokens"),
+        (["--step", "8"], "--max-context is 14: "),
+        (["--max-tokens", "14"], "--max-context is 14 and the text has 14 tokens"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(folder, models, refused, options, message):
