@@ -34,10 +34,10 @@ from benchmarks.measure import (
 )
 from benchmarks.plot import draw, summarise
 from benchmarks.published import URLS
-from scripts._shared.command_line import check_at_least, exit_status, make_output_folder
+from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
-from scripts._shared.results import check_plotting, markdown_table, save_plot
+from scripts._shared.results import markdown_table, prepare_results, save_plot
 
 HEADERS = ("model", "dtype", "tokens/s (lowest to highest)", "% of rate", "peak MiB", "ours")
 # Load average of the last minute, due to other programs, above which results are unreliable.
@@ -69,8 +69,7 @@ def run(options: argparse.Namespace) -> None:
     selection = Selection(*asked)
     cases = selection.cases()
     if options.output:
-        check_plotting()
-        make_output_folder(options.output)
+        prepare_results(options.output)
     print(hardware_line(device))
     if (load := os.getloadavg()[0]) > IDLE_LOAD:
         print(

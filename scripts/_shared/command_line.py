@@ -137,14 +137,3 @@ def exit_status(
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
     return 0
-
-
-def make_output_folder(output: Path) -> None:
-    """Make the --output folder; raise ValueError if that fails."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output {short(output)} cannot be written ({error.strerror}): "
-            "give a folder in a place where you may write"
-        ) from error

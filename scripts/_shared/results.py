@@ -1,30 +1,20 @@
 """Results of measurements: a table, a JSON file and a plot."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from scripts._shared.command_line import make_output_folder
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write, write_json
 
 
-def check_plotting() -> None:
-    """Raise ValueError if matplotlib is missing; to be called before hours of measurement."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run "
-            "`make set-up` and use the Python of .venv"
-        )
-
-
 def prepare_results(output: Path) -> None:
-    """Make the --output folder; raise ValueError if save_results would fail."""
-    check_plotting()
-    make_output_folder(output)
+    """Make the --output folder and import what draws plots, before hours of measurement."""
+    import matplotlib.figure  # noqa: F401
+
+    output.mkdir(parents=True, exist_ok=True)
 
 
 def save_results(
@@ -39,8 +29,6 @@ def save_results(
 
 def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
     """Write a PNG; ``draw`` gets one matplotlib Axes for each column."""
-    check_plotting()
-    # imported here, so that the error above replaces a traceback if matplotlib is missing
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.5), layout="constrained")

@@ -22,7 +22,6 @@ from scripts._shared.command_line import (
     add_text_options,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
 )
 from scripts._shared.commands import short
@@ -54,7 +53,7 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
 
     hardware = hardware_line(choose_device(arguments.cpu))
     data, split = short(arguments.data.resolve()), arguments.split
-    make_output_folder(arguments.output)
+    arguments.output.mkdir(parents=True, exist_ok=True)
     print(f"{split} of {data}, on {hardware}\n", flush=True)
     models: list[dict[str, Any]] = []
     sizes = {name: getattr(arguments, name) for name in ("batch_size", "tokens_per_sample")}

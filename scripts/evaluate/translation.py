@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts._shared.checkpoints import read_checkpoint
-from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import child_process, format_command, program, short
+from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.commands import format_command, program, run_child, short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
 from scripts.prepare._lines import read_lines
@@ -108,8 +108,7 @@ def translate(words: list[str], split: str, expected: int) -> tuple[list[str], l
     sources: dict[int, str] = {}
     translations: dict[int, str] = {}
     with TemporaryDirectory() as folder:
-        with child_process([*words, "--results-path", folder]):
-            pass
+        run_child([*words, "--results-path", folder])
         # only a newline ends a line: tokens may contain carriage returns
         with open(f"{folder}/generate-{split}.txt", encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -168,7 +167,7 @@ def evaluate(options: argparse.Namespace, extra: list[str]) -> None:
     words = generate_command(options, extra)
     print(f"$ {format_command(words)}\n", flush=True)
     # before the translation, which takes long
-    make_output_folder(options.output)
+    options.output.mkdir(parents=True, exist_ok=True)
     sources, tokens = translate(words, options.split, len(references))
     translations = detokenize(tokens, target)
     if are_tokenized(references):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts._shared.checkpoints import read_checkpoint
-from scripts._shared.command_line import command_parser, exit_status, make_output_folder
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import format_command, program, run_child, short
 
 
@@ -58,7 +58,7 @@ def run_quickstart(
     output = parser.parse_args(arguments).output.resolve()
 
     def work() -> None:
-        make_output_folder(output)
+        output.mkdir(parents=True, exist_ok=True)
         steps(output)
 
     return exit_status(work, f"`make {target}` goes on from the last checkpoint", output)

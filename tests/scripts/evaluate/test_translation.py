@@ -3,9 +3,7 @@
 import json
 import re
 import signal
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,7 +59,6 @@ def run(root, monkeypatch):
     def run_script(*words, lines=None, stop=None, path="plain.pt"):
         ran = []
 
-        @contextmanager
         def generate(command):
             ran.append(command)
             if stop:
@@ -69,9 +66,8 @@ def run(root, monkeypatch):
             folder, split = value(command, "--results-path"), value(command, "--gen-subset")
             with open(f"{folder}/generate-{split}.txt", "w", encoding="utf-8") as file:
                 file.write("\n".join(results() if lines is None else lines) + "\n")
-            yield SimpleNamespace(poll=lambda: 0)
 
-        monkeypatch.setattr(evaluate_translation, "child_process", generate)
+        monkeypatch.setattr(evaluate_translation, "run_child", generate)
         line = [root / "data" / "bin", "--path", root / path, "--source-lang", "en"]
         line += ["--target-lang", "de", "--output", root / "out", *words]
         return evaluate_translation.main(list(map(str, line))), ran
