@@ -103,8 +103,8 @@ def exit_status(
         interrupted: message after Ctrl-C: what was kept, how to continue.
         output: --output, named in messages for OSError; a new folder that stays empty is removed.
     """
-    # Let kill, timeout and a closed terminal end a command and its children as Ctrl-C does. Leave
-    # signals that are ignored already: nohup ignores SIGHUP.
+    # Let kill, timeout and a closed terminal end a command as Ctrl-C does. Leave signals that are
+    # ignored already: nohup ignores SIGHUP.
     stop_signals = (signal.SIGTERM, signal.SIGHUP)
     handled = [number for number in stop_signals if signal.getsignal(number) == signal.SIG_DFL]
     for number in handled:
@@ -123,6 +123,9 @@ def exit_status(
         return 130
     except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"error: {error}: pip install it, or use .venv (make set-up)", file=sys.stderr)
         return 1
     except OSError as error:
         prefix = f"--output {short(output)}: " if output else ""

@@ -54,6 +54,9 @@ def build(
 
 def convert(arguments: argparse.Namespace) -> None:
     """Read the files and write the model; the output folder appears only when it is complete."""
+    output = arguments.output.resolve()
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
     read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
     config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
     files = config, vocabulary, arguments.source, read_file(arguments.checkpoint)
@@ -71,7 +74,6 @@ def convert(arguments: argparse.Namespace) -> None:
     }
     unit = arguments.unit or vocabulary.unit
 
-    output = arguments.output.resolve()
     part = output.with_name(f"{output.name}.partial")
     # a killed run may have left it
     shutil.rmtree(part, ignore_errors=True)
@@ -81,7 +83,6 @@ def convert(arguments: argparse.Namespace) -> None:
         vocabulary.dictionary.save(str(part / "dict.txt"))
         write_units(part, unit)
         (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
-        # fails if there is a file, or a folder that is not empty
         part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -23,7 +23,7 @@ _SOFTMAX = "decoder.adaptive_softmax"
 
 
 class Bands(NamedTuple):
-    """The bands of an adaptive softmax and its embeddings; by default there is one band.
+    """The bands of an adaptive softmax and its embeddings.
 
     Args:
         tied: whether input and output have the same embeddings.

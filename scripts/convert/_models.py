@@ -52,7 +52,7 @@ Converted = tuple[str, dict[str, Any], dict[str, Tensor]]
 def convert_model(
     config: ForeignConfig, vocabulary: ForeignVocabulary, source: str, checkpoint: dict[str, Tensor]
 ) -> Converted:
-    """Return the architecture, the options and the weights of our model for another code's."""
+    """Return architecture, options and weights of our model that equals one of other code."""
     # Hugging Face's file may have both names
     for name in ("n_token", "vocab_size"):
         config.expect(name, len(vocabulary), "give the --vocab of this model")

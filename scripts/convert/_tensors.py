@@ -71,10 +71,10 @@ class ForeignTensors:
             raise ValueError(f"the checkpoint lacks {name}, {shape}: {_OTHER_CONFIG}")
         tensor = self._tensors[name]
         tensor = tensor.T if _TRANSPOSED.search(name) else tensor
-        if tensor.shape != shape:
+        if tensor.shape != shape or not tensor.is_floating_point():
             raise ValueError(
-                f"{name} has the shape {tuple(tensor.shape)}, but the configuration says {shape}: "
-                f"{_OTHER_CONFIG}"
+                f"{name} has the shape {tuple(tensor.shape)} and the type {tensor.dtype}, but the "
+                f"configuration says {shape}, of real numbers: {_OTHER_CONFIG}"
             )
         return tensor.float()
 

@@ -37,8 +37,9 @@ def choose(paths: list[Path], last: int | None) -> dict[int, tuple[Path, dict[st
     Tensors stay on the disk. The weights at the end of an epoch may be saved under two names.
     """
     if last is not None:
-        files = sorted(path for folder in paths for path in folder.iterdir())
-        paths = [path for path in files if _NAMES.fullmatch(path.name)]
+        if len(paths) > 1 or not paths[0].is_dir():
+            raise ValueError("--last takes the folder of one training: give that alone")
+        paths = sorted(path for path in paths[0].iterdir() if _NAMES.fullmatch(path.name))
     found = {}
     for path in paths:
         state = read_checkpoint(path, "CHECKPOINT")
@@ -73,7 +74,8 @@ def _signature(state: dict[str, Any]) -> dict[str, Any]:
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of each weight over models; integers are taken from the last model.
 
-    Weights that share storage in all models, as tied embeddings do, share it in the mean.
+    Weights that share storage in all models, as tied embeddings do, share it in the mean. Raises
+    ValueError if a mean is not finite.
     """
     by_storage: dict[tuple, Tensor] = {}
     means = {}
@@ -87,6 +89,10 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
                 for weight in weights[1:]:
                     total += weight
                 by_storage[storage] = (total / len(weights)).to(weights[-1].dtype)
+            if not by_storage[storage].isfinite().all():
+                raise ValueError(
+                    f"{name} is not finite in every checkpoint: leave out damaged ones"
+                )
         means[name] = by_storage[storage]
     return means
 

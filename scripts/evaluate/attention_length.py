@@ -33,6 +33,7 @@ from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
+    check_at_least,
     command_parser,
     exit_status,
     parse_named_files,
@@ -207,6 +208,7 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     """Measure each model at each length."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     lengths = parse_lengths(arguments)
+    check_at_least(0, sliding_window=arguments.sliding_window)
     from scripts.evaluate._scoring import choose_device, load_tokens
 
     tokens = load_tokens(arguments.data, arguments.split)

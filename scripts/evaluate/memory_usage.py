@@ -20,6 +20,7 @@ from typing import Any
 
 from scripts._shared.command_line import (
     add_text_options,
+    check_at_least,
     command_parser,
     exit_status,
     parse_named_files,
@@ -48,6 +49,7 @@ def format_tables(models: list[dict[str, Any]]) -> str:
 def measure_memory_usage(arguments: argparse.Namespace) -> None:
     """Measure each model."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
+    check_at_least(1, batch_size=arguments.batch_size)
     from scripts.evaluate._memory_reads import measure
     from scripts.evaluate._scoring import choose_device
 

@@ -77,7 +77,9 @@ def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
 def measure_recl(arguments: argparse.Namespace) -> None:
     """Measure each model's RECL."""
     stride, step, longest = arguments.stride, arguments.step, arguments.max_context
-    check_at_least(1, stride=stride, step=step)
+    check_at_least(1, stride=stride, step=step, max_tokens=arguments.max_tokens)
+    if arguments.threshold >= 1:
+        raise ValueError(f"--threshold is {arguments.threshold}: give a share such as 0.01")
     check_at_least(2 * step, max_context=longest)
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     from scripts.evaluate import _effective_context as effective

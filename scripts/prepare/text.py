@@ -95,9 +95,9 @@ def split_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
 
 def split_documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
     """Split the documents of a folder at random; each part is in the order of names."""
-    # by name: of a.txt and a.txt.gz, one is read
+    # by name: of a.txt and a.txt.gz, a.txt is read
     documents = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob("*"), reverse=True):
         if path.name.endswith(SUFFIXES) and path.is_file():
             name = path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
             documents[name] = path
@@ -117,7 +117,7 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
     parts = {
         split: path
         for split in SPLITS
-        for path in (source / f"{split}{suffix}" for suffix in SUFFIXES)
+        for path in (source / f"{split}{suffix}" for suffix in reversed(SUFFIXES))
         if path.is_file()
     }
     if not parts:

@@ -88,6 +88,7 @@ def test_the_mean_keeps_constraints_ties_and_types():
         (lambda _, model: model.pop(TABLE), f"BOTH .* {TABLE}: .* and None"),
         (lambda _, model: model.update({TABLE: torch.ones(3)}), rf"BOTH .* {TABLE}: .* and \(3,"),
         (lambda state, _: state.pop("model"), "CHECKPOINT OTHER holds no model"),
+        (lambda _, model: model[TABLE].mul_(float("nan")), f"{TABLE} is not finite"),
     ],
 )
 def test_checkpoints_that_do_not_belong_together_are_refused(
@@ -106,6 +107,7 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
     [
         (("", "--last", 1), "--last is 1, of 3 checkpoints"),
         (("", "--last", 4), "--last is 4, of 3 checkpoints"),
+        (("", "", "--last", 2), "--last takes the folder of one training"),
         (("",), "CHECKPOINT FOLDER is not a file"),
         (("checkpoint1.pt",), "CHECKPOINT: give two or more"),
         # a copy

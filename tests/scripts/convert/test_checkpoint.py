@@ -243,7 +243,7 @@ def test_an_output_that_exists_stays(tmp_path, capsys):
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "mine").write_text("mine")
     assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == 1
-    assert f"--output {tmp_path}/output: " in capsys.readouterr().err
+    assert f"--output {tmp_path}/output is there already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.glob("output*/*")] == ["mine"]
 
 
