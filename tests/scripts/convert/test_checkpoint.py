@@ -56,10 +56,8 @@ LAYOUTS = {
     "txl-div2-all-projections-tied": transformer_xl(CUTOFFS, 2, tie_projs=[True] * 4, **LIMITED),
     "txl-div2-no-projection-tied": transformer_xl(CUTOFFS, 2, tie_projs=[False] * 4),
     "txl-div2-some-projections-tied": transformer_xl(CUTOFFS, 2, tie_projs=[True, False] * 2),
-    "txl-div2-untied": transformer_xl(CUTOFFS, 2, tied=False, tie_projs=[False] * 4),
     "txl-div2-untied-but-for-projections": transformer_xl(CUTOFFS, 2, tied=False),
     "hf-plain": transformer_xl(hugging_face=True),
-    "hf-div1": transformer_xl(CUTOFFS, hugging_face=True),
     "hf-div2": transformer_xl(CUTOFFS, 2, hugging_face=True),
     "hf-div2-untied-pre-lnorm": transformer_xl(
         CUTOFFS, 2, False, hugging_face=True, symbols=WITHOUT_UNK, pre_lnorm=True, **LIMITED
@@ -71,9 +69,7 @@ LAYOUTS = {
     "tf-div2": transformer_xl_tensorflow(CUTOFFS, 2, untie_r=True),
     "tf-div2-none-shared": transformer_xl_tensorflow(CUTOFFS, 2, False, symbols=WITHOUT_UNK),
     "tf-div2-first-not-projected": transformer_xl_tensorflow(CUTOFFS, 2, True, False, **LIMITED),
-    "tf-div2-neither": transformer_xl_tensorflow(CUTOFFS, 2, False, False, same_length=True),
     "tf-defaults": with_default_options(),
-    "span-ff": adaptive_span(0, far=25.0),
     "span-ff-fixed": adaptive_span(0, adaptive=False),
     "all-attention": adaptive_span(far=25.0),
     "all-attention-fixed": adaptive_span(adaptive=False),

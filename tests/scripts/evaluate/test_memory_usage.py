@@ -1,25 +1,21 @@
 """Memory usage is correct for planned reads, and for models of each kind over a whole split."""
 
+import json
 import math
-import re
 
 import pytest
 import torch
 
 from fairseq_plugins import load
 from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
+from scripts.evaluate import memory_usage as measure_memory_usage
 from scripts.evaluate._memory_reads import record_reads
 from tests import tiny
 from tests.product_key_memory.tiny import memories, tiny_language_model
-from tests.scripts.evaluate.saved_memory_models import (
-    SMALL,
-    SOURCES,
-    TARGETS,
-    TOKENS,
-    measure,
-    unit_keys,
-)
+from tests.scripts.evaluate.saved_memory_models import SOURCES, TARGETS, TOKENS
 
+# 9 slots; each of 2 heads reads 2 of them
+SMALL = {"memory_slots": 9, "memory_heads": 2, "memory_knn": 2, "memory_query_dim": 6}
 PAIRS = {"encoder_memory2": SOURCES, "decoder_memory1": TARGETS}
 
 
@@ -39,7 +35,7 @@ def test_planned_reads_are_counted_by_hand():
     """4 tokens read 9 slots; sub-keys are unit vectors, and i and j select slot 3i + j."""
     model = tiny_language_model(**SMALL, memory_layers="3").eval()
     (memory,) = memories(model)
-    unit_keys(memory)
+    memory.keys.subkeys.data = torch.eye(3).expand(2, 2, 3, 3).clone()
     # the two slots that each head of a token reads, both with weight 1/2
     pairs = [[(0, 1), (1, 2)], [(0, 1), (0, 1)], [(3, 4), (6, 7)], [(4, 5), (4, 5)]]
     plan = torch.zeros(4, 2, 6)
@@ -62,6 +58,11 @@ def test_planned_reads_are_counted_by_hand():
     assert figures["usage_of_heads"] == pytest.approx([5 / 9, 7 / 9])
     z = [read / 8 for read in reads if read]
     assert figures["kl"] == pytest.approx(math.log(9) + sum(p * math.log(p) for p in z))
+
+
+def words(folder, name, data):
+    checkpoint = f"{name}={folder}/{name}.pt"
+    return ["--data", str(folder / data), "--checkpoint", checkpoint, "--cpu"]
 
 
 def record(keys):
@@ -90,33 +91,25 @@ def record(keys):
         ),
     ],
 )
-def test_reads_and_losses_cover_the_split(saved, tmp_path, name, options, alone, tokens):
+def test_reads_and_losses_cover_the_split(saved, tmp_path, capsys, name, options, alone, tokens):
     data = "pairs" if name == "pairs" else "text"
     loaded = load(saved / f"{name}.pt", saved / data)
     reads = [record(memory.keys) for memory in memories(loaded.model)]
     loss = loaded.score_split("test", **alone).mean()
-    status, result = measure(saved, name, data, tmp_path / "out", *options.split())
-    assert status == 0
-    (model,) = result["models"]
+    output = tmp_path / "a" / "out"
+    line = [*words(saved, name, data), "--output", str(output), *options.split()]
+    assert measure_memory_usage.main(line) == 0
+    (model,) = json.loads((output / "memory_usage.json").read_text())["models"]
+    printed = capsys.readouterr().out
+    assert f" {model['loss']:.4f} |" in printed
     assert model["loss"] == pytest.approx(loss, abs=1e-5)
     assert model["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     figures = model["memories"]
     assert {memory: figures[memory]["tokens"] for memory in figures} == tokens
     for memory, z in zip(figures.values(), reads, strict=True):
         assert memory["usage"] == usage(z)
+        assert f" {100 * memory['usage']:.2f} |" in printed
         assert memory["kl"] == pytest.approx(kl_from_uniform(z), abs=1e-5)
-
-
-def test_figures_are_printed_and_written(saved, tmp_path, capsys):
-    # all tokens read slots 0, 1 and 1, 2 with weights 1/2
-    status, result = measure(saved, "alike", "text", tmp_path / "a" / "out")
-    assert status == 0
-    printed = capsys.readouterr().out
-    (model,) = result["models"]
-    kl = math.log(9) + 0.5 * math.log(0.25) + 0.5 * math.log(0.5)
-    assert model["memories"]["memory2"]["kl"] == pytest.approx(kl)
-    for figure in (f"{kl:.4f}", "33.33", "22.22 22.22", f"{model['loss']:.4f}"):
-        assert f" {figure} |" in printed
 
 
 @pytest.mark.parametrize(
@@ -126,8 +119,6 @@ def test_figures_are_printed_and_written(saved, tmp_path, capsys):
         ("pairs", "pairs", "--tokens-per-sample 5", "tokens_per_sample is 5, but .*pairs.pt holds"),
     ],
 )
-def test_what_cannot_be_is_refused(saved, tmp_path, capsys, name, data, options, message):
-    status, result = measure(saved, name, data, tmp_path / "out", *options.split())
-    assert status == 1
-    assert re.match(f"error: {message}", capsys.readouterr().err)
-    assert result is None
+def test_what_cannot_be_is_refused(saved, refused, name, data, options, message):
+    line = [*words(saved, name, data), *options.split()]
+    refused(measure_memory_usage.main, line, message)

@@ -34,19 +34,19 @@ def gain_in_loops(short, long, ratio):
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 1])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_gain_equals_loops_over_positions(ratio, seed):
-    *short, long = np.random.default_rng(seed).exponential(3, (4, 41)).astype(np.float32)
+def test_gain_equals_loops_over_positions(ratio):
+    *short, long = np.random.default_rng(1).exponential(3, (4, 41)).astype(np.float32)
+    # of equally hard positions, the first count
+    for losses in (*short, long):
+        losses[20:] = losses[:21]
+    long[20:] += 1
     expected = gain_in_loops(short, long, ratio)
     assert relative_gain(short, long, ratio) == pytest.approx(expected, rel=1e-6)
 
 
-def test_gain_for_large_losses_and_equally_hard_positions():
+def test_gain_of_large_losses():
     gain = relative_gain([np.array([2000.0])], np.array([1999.0]), 1)
     assert gain == pytest.approx(1 - 1 / math.e)
-    # of equally hard positions, the first count
-    baseline, long = np.array([1.0, 5, 3, 5, 2]), np.array([1.0, 4, 3, 5, 2])
-    assert relative_gain([baseline], long, 0.2) == pytest.approx(1 - math.exp(-1))
 
 
 def losses_that_fall_until(*ends):
@@ -89,7 +89,6 @@ def test_the_group_is_the_baseline_for_each():
     [
         # the Transformer of table 8 reads at most 128 tokens, and its losses stay the same beyond
         (128, 100, 900, 128, "exact"),
-        (128, 100, 200, 128, "exact"),
         (128, 200, 900, 128, "at most"),
         (500, 100, 400, 400, "at least"),
     ],
@@ -158,16 +157,13 @@ def test_the_script_measures_a_group(folder, models, tmp_path, monkeypatch):
     measured, score = [], LanguageModel.score_split
 
     def score_split(model, *arguments, **options):
-        measured.append((model, options["extended_context"]))
+        measured.append(options["extended_context"])
         return score(model, *arguments, **options)
 
     monkeypatch.setattr(LanguageModel, "score_split", score_split)
     assert measure_recl.main(options) == 0
     # each model is measured once in each context, the second at most in 11
-    contexts = (1, 3, 5, 7, 9, 11, 13), (1, 3, 5, 7, 9, 10)
-    loaded = dict.fromkeys(model for model, _ in measured)
-    for model, expected in zip(loaded, contexts, strict=True):
-        assert sorted(context for other, context in measured if other is model) == list(expected)
+    assert sorted(measured) == sorted([1, 3, 5, 7, 9, 11, 13, 1, 3, 5, 7, 9, 10])
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["positions"] == 46
     group = [load_as_recl(folder, name, stride=2) for name in ("xl", "abs")]
@@ -188,7 +184,6 @@ def test_the_script_measures_a_group(folder, models, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stride", "0"], "--stride is 0: "),
         (["--step", "8"], "--max-context is 14: "),
         (["--max-tokens", "14"], "--max-context is 14 and the text has 14 tokens"),
     ],
