@@ -27,11 +27,11 @@ def write_files(folder, files):
         path.write_bytes(content)
 
 
-def zipped(members):
+def zipped(members, folder="folder"):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(f"folder/{name}", content)
+            archive.writestr(f"{folder}/{name}", content)
     return buffer.getvalue()
 
 

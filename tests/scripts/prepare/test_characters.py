@@ -85,9 +85,5 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing(prepare, tmp_path, op
     words = options.replace("{}", str(tmp_path)).split()
     assert refused(prepare("text8", *words), named)
     assert not (tmp_path / "out").exists()
-
-
-def test_another_number_of_letters_is_refused(prepare, tmp_path):
-    source = write_archives(tmp_path / "archives", "text8")
-    assert refused(prepare("text8", "--from", source, vocabulary=11), "3 symbols", "11")
+    assert refused(prepare("text8", "--from", tmp_path / "text8", vocabulary=11), "3 symbols", "11")
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from num2words import num2words
 
 from scripts.prepare import number_names
 from scripts.prepare._lines import read_lines
-from tests.scripts.prepare.prepared import SPLITS, contents, refused
+from tests.scripts.prepare.prepared import SPLITS, contents
 
 FEW = "--train 300 --valid 20 --test 40".split()
 
@@ -67,9 +67,3 @@ def test_the_same_seed_makes_the_same_bytes(made, tmp_path):
     assert run(tmp_path / "other", "--seed", "2") == 0
     other = contents(tmp_path / "other")
     assert all(other[name] != content for name, content in contents(made).items())
-
-
-def test_an_empty_part_is_refused(call, tmp_path):
-    result = call(number_names.main, "--output", tmp_path / "data", "--test", 0)
-    assert refused(result, "--test is 0")
-    assert not (tmp_path / "data").exists()
