@@ -19,8 +19,6 @@ def words(folder, *others):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--mem-len 4 --clamp-len 0", "--clamp-len is '0': "),
-        ("--mem-len 0,4", "--mem-len is '0,4': "),
         ("--extended-context 4 --sliding-window 1", "--sliding-window needs a recurrence"),
         ("--mem-len 2 --split dev", "--data .*bin, --split dev: no data at"),
     ],

@@ -1,7 +1,8 @@
-"""Memory usage is correct for planned reads, and for models of each kind over a whole split."""
+"""Memory usage covers a whole split, for models of each kind."""
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -9,55 +10,10 @@ import torch
 from fairseq_plugins import load
 from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
 from scripts.evaluate import memory_usage as measure_memory_usage
-from scripts.evaluate._memory_reads import record_reads
-from tests import tiny
-from tests.product_key_memory.tiny import memories, tiny_language_model
+from tests.product_key_memory.tiny import memories
 from tests.scripts.evaluate.saved_memory_models import SOURCES, TARGETS, TOKENS
 
-# 9 slots; each of 2 heads reads 2 of them
-SMALL = {"memory_slots": 9, "memory_heads": 2, "memory_knn": 2, "memory_query_dim": 6}
 PAIRS = {"encoder_memory2": SOURCES, "decoder_memory1": TARGETS}
-
-
-class Planned(torch.nn.Module):
-    """A query network that returns the next queries (N, H, d_q) of a plan, token by token."""
-
-    def __init__(self, plan):
-        super().__init__()
-        self.plan, self.done = plan, 0
-
-    def forward(self, x, tokens=None):
-        start, self.done = self.done, self.done + len(x)
-        return self.plan[start : self.done]
-
-
-def test_planned_reads_are_counted_by_hand():
-    """4 tokens read 9 slots; sub-keys are unit vectors, and i and j select slot 3i + j."""
-    model = tiny_language_model(**SMALL, memory_layers="3").eval()
-    (memory,) = memories(model)
-    memory.keys.subkeys.data = torch.eye(3).expand(2, 2, 3, 3).clone()
-    # the two slots that each head of a token reads, both with weight 1/2
-    pairs = [[(0, 1), (1, 2)], [(0, 1), (0, 1)], [(3, 4), (6, 7)], [(4, 5), (4, 5)]]
-    plan = torch.zeros(4, 2, 6)
-    for token, heads in enumerate(pairs):
-        for head, (one, two) in enumerate(heads):
-            plan[token, head, one // 3] = 9
-            plan[token, head, [3 + one % 3, 3 + two % 3]] = 5
-    memory.query = Planned(plan)
-    usages = record_reads(model)
-    with torch.no_grad():
-        # two batches of one stream
-        for batch in tiny.tokens(1, 4).split(2, dim=1):
-            model(batch)
-    assert list(usages) == ["memory3"]
-    figures = usages["memory3"].describe()
-    reads = [1.5, 2.0, 0.5, 0.5, 1.5, 1.0, 0.5, 0.5, 0]
-    assert usages["memory3"].total().tolist() == pytest.approx(reads)
-    assert (figures["tokens"], figures["slots"]) == (4, 9)
-    assert figures["usage"] == pytest.approx(8 / 9)
-    assert figures["usage_of_heads"] == pytest.approx([5 / 9, 7 / 9])
-    z = [read / 8 for read in reads if read]
-    assert figures["kl"] == pytest.approx(math.log(9) + sum(p * math.log(p) for p in z))
 
 
 def words(folder, name, data):
@@ -66,12 +22,14 @@ def words(folder, name, data):
 
 
 def record(keys):
-    """Return z' (K,) of a memory, to which all reads from now on are added."""
-    reads = torch.zeros(49).double()
+    """Return z' of each head of a memory, (H, K), to which all reads from now on are added."""
+    reads = torch.zeros(2, 49).double()
 
     def add(_, inputs, output):
         scores, slots = output
-        reads.index_add_(0, slots.flatten(), scores.double().softmax(-1).flatten())
+        for head in range(2):
+            weights = scores[:, head].double().softmax(-1)
+            reads[head].index_add_(0, slots[:, head].flatten(), weights.flatten())
 
     keys.register_forward_hook(add)
     return reads
@@ -107,9 +65,10 @@ def test_reads_and_losses_cover_the_split(saved, tmp_path, capsys, name, options
     figures = model["memories"]
     assert {memory: figures[memory]["tokens"] for memory in figures} == tokens
     for memory, z in zip(figures.values(), reads, strict=True):
-        assert memory["usage"] == usage(z)
+        assert memory["usage"] == usage(z.sum(0))
+        assert memory["usage_of_heads"] == [usage(head) for head in z]
         assert f" {100 * memory['usage']:.2f} |" in printed
-        assert memory["kl"] == pytest.approx(kl_from_uniform(z), abs=1e-5)
+        assert memory["kl"] == pytest.approx(kl_from_uniform(z.sum(0)), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +78,8 @@ def test_reads_and_losses_cover_the_split(saved, tmp_path, capsys, name, options
         ("pairs", "pairs", "--tokens-per-sample 5", "tokens_per_sample is 5, but .*pairs.pt holds"),
     ],
 )
-def test_what_cannot_be_is_refused(saved, refused, name, data, options, message):
-    line = [*words(saved, name, data), *options.split()]
-    refused(measure_memory_usage.main, line, message)
+def test_what_cannot_be_is_refused(saved, tmp_path, capsys, name, data, options, message):
+    line = [*words(saved, name, data), "--output", str(tmp_path / "out"), *options.split()]
+    assert measure_memory_usage.main(line) == 1
+    assert re.match(f"error: {message}", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,6 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-import torch
 
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.command_line import NamedFile
@@ -113,11 +112,15 @@ def load_as_recl(folder, name, stride=1):
         *((name, context, 1, context, 5) for name in ("xl", "aa", "abs") for context in (1, 9)),
         # in a window of 4 tokens, the first has this context and the others have more
         ("xl", 6, 4, 8, 4),
+        # a model of fairseq's language_modeling
+        ("blocks", 5, 1, 20, 30),
     ],
 )
-def test_a_token_has_its_context_in_sight(folder, text, models, name, context, stride, first, step):
-    loaded, arguments = load_as_recl(folder, name, stride)
-    losses = context_losses(loaded, context, arguments)
+def test_a_token_has_its_context_in_sight(
+    folder, models, saved, name, context, stride, first, step
+):
+    loaded, arguments = load_as_recl(saved if name == "blocks" else folder, name, stride)
+    losses, text = context_losses(loaded, context, arguments), loaded._tokens("test")
     for begin in range(first, len(text) - stride + 1, step):
         end = begin + stride
         inputs, targets = text[begin - context : end - 1], text[begin - context + 1 : end]
@@ -125,22 +128,14 @@ def test_a_token_has_its_context_in_sight(folder, text, models, name, context, s
         np.testing.assert_allclose(losses[begin:end], expected[-stride:], atol=1e-5)
 
 
-def test_models_of_fairseqs_language_modeling_are_measured(saved):
-    loaded, arguments = load_as_recl(saved, "blocks")
-    assert longest_context(loaded, 1) == loaded.model.max_positions()
-    losses, inputs = context_losses(loaded, 5, arguments), loaded._tokens("test")
-    tokens = torch.from_numpy(inputs[20 - 5 : 20].astype(np.int64))[None]
-    with torch.no_grad():
-        log_probs = loaded.model.get_normalized_probs(loaded.model(tokens), log_probs=True)
-    assert losses[20] == pytest.approx(-log_probs[0, -1, inputs[20]].item(), abs=1e-5)
-
-
-def test_absolute_positions_limit_the_context(folder, models):
+def test_absolute_positions_limit_the_context(folder, models, saved):
     loaded, _ = load_as_recl(folder, "abs")
     assert longest_context(loaded, 3) == 10
     with pytest.raises(ValueError, match=r"--stride is 13, and .* 12 tokens"):
         longest_context(loaded, 13)
     assert longest_context(load_as_recl(folder, "xl")[0], 13) == math.inf
+    blocks, _ = load_as_recl(saved, "blocks")
+    assert longest_context(blocks, 1) == blocks.model.max_positions()
 
 
 def words(folder, *options):
@@ -181,13 +176,6 @@ def test_the_script_measures_a_group(folder, models, tmp_path, monkeypatch):
     assert (tmp_path / "recl.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--step", "8"], "--max-context is 14: "),
-        (["--max-tokens", "14"], "--max-context is 14 and the text has 14 tokens"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_work(folder, models, refused, options, message):
-    common = words(folder, "--checkpoint", f"{folder}/xl.pt")
-    refused(measure_recl.main, [*common, *options], message)
+def test_contexts_longer_than_the_text_are_refused(folder, models, refused):
+    line = words(folder, "--checkpoint", f"{folder}/xl.pt", "--max-tokens", "14")
+    refused(measure_recl.main, line, "--max-context is 14 and the text has 14 tokens")

@@ -11,7 +11,8 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import in_this_process, write_files
+from tests.end_to_end.commands import run_here
+from tests.scripts.prepare.prepared import write_files
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -55,7 +56,7 @@ def stdlib(tmp_path_factory):
 def corpus(stdlib, tmp_path_factory):
     output = tmp_path_factory.mktemp("corpus") / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "run_child", in_this_process)
+        patch.setattr(_binarize, "run_child", run_here)
         python_source.prepare(output, stdlib, SUBWORDS)
     return output
 
