@@ -141,30 +141,23 @@ def add_wheel(folder, name, files):
     return f"{name}==1.0 {name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
+def test_what_people_wrote_in_packages_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     # training is read first, wherever it is in the list
-    lines = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
-    path = tmp_path / "list.txt"
-    path.write_text("# a comment\n\n" + "".join(lines))
-    return path
-
-
-def test_what_people_wrote_is_read_once(packages):
-    assert python_source.read_packages(packages, packages.parent / "wheels") == {
+    listed = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
+    packages = tmp_path / "list.txt"
+    packages.write_text("# a comment\n\n" + "".join(listed))
+    train = FILES["train"]
+    assert python_source.read_packages(packages, tmp_path / "wheels") == {
         "train": [
             "import one_of_many_more\n# why\n",
-            FILES["train"]["one/copy_of_b.py"],
-            FILES["train"]["one/no_table.py"],
+            train["one/copy_of_b.py"],
+            train["one/no_table.py"],
         ],
         "valid": [FILES["valid"]["two/a.py"]],
         "test": ["import three_of_them\n"],
     }
-
-
-def test_a_wheel_that_pip_cannot_get_is_named(packages, tmp_path):
     add_wheel(tmp_path, "train", {"other.py": "x = 'another wheel of this version'\n"})
     with pytest.raises(ValueError, match=r"(?s)pip could not download .*train"):
-        python_source.read_packages(packages, tmp_path / "wheels")
+        python_source.read_packages(packages, tmp_path / "others")

@@ -57,15 +57,15 @@ def test_subword_units_with_a_small_cache_equal_those_of_subword_nmt(tmp_path, m
 
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
     monkeypatch.setattr(_lines, "CHUNK", 20)
-    lines = draw_lines()
+    lines, codes = draw_lines(), tmp_path / "codes"
     (tmp_path / "source").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    learn([tmp_path / "source"], 60, tmp_path / "codes")
-    expected = subword_units(tmp_path / "codes")(lines)
+    learn([tmp_path / "source"], 60, codes)
+    expected = subword_units(codes)(lines)
     assert [line.replace("@@ ", "") for line in expected] == lines
     for workers in (1, 2):
         target = tmp_path / str(workers)
         target.mkdir()
-        options = Namespace(workers=workers, bpe_codes=tmp_path / "codes")
+        options = Namespace(workers=workers, bpe_codes=codes)
         assert make_units(tmp_path, ["source"], [], options, target) == 60
         assert list(read_lines(target / "source")) == expected
 
