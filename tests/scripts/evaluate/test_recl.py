@@ -35,17 +35,16 @@ def gain_in_loops(short, long, ratio):
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 1])
 def test_gain_equals_loops_over_positions(ratio):
     *short, long = np.random.default_rng(1).exponential(3, (4, 41)).astype(np.float32)
-    # of equally hard positions, the first count
-    for losses in (*short, long):
-        losses[20:] = losses[:21]
-    long[20:] += 1
     expected = gain_in_loops(short, long, ratio)
     assert relative_gain(short, long, ratio) == pytest.approx(expected, rel=1e-6)
 
 
-def test_gain_of_large_losses():
+def test_gain_of_large_losses_and_of_equally_hard_positions():
     gain = relative_gain([np.array([2000.0])], np.array([1999.0]), 1)
     assert gain == pytest.approx(1 - 1 / math.e)
+    # of equally hard positions, the first count
+    baseline, long = np.array([1.0, 5, 3, 5, 2]), np.array([1.0, 4, 3, 5, 2])
+    assert relative_gain([baseline], long, 0.2) == pytest.approx(1 - math.exp(-1))
 
 
 def losses_that_fall_until(*ends):
