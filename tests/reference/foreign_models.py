@@ -100,7 +100,7 @@ def transformer_xl_layer(w, config, name, x, context):
     q, k, v = w[f"{name}.dec_attn.qkv_net.weight"].chunk(3)
     out, width = w[f"{name}.dec_attn.o_net.weight"], x.size(1)
     layer = projections(count, width, q=q, k=k, v=v, out=out)
-    biases_prefix = f"{name}.dec_attn." if config["untie_r"] else ""
+    biases_prefix = f"{name}.dec_attn." if config.get("untie_r") else ""
     layer.biases = SimpleNamespace(u=w[f"{biases_prefix}r_w_bias"], v=w[f"{biases_prefix}r_r_bias"])
     sinusoids = torch.stack([sinusoid(distance, width) for distance in range(len(context))])
     # (D, d) -> (D, H, d_h)

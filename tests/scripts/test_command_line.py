@@ -44,7 +44,6 @@ def test_numbers_rise_and_differ():
     ("error", "status", "named"),
     [
         (ValueError("--step is 0"), 1, ["error: --step is 0"]),
-        (FloatingPointError("not finite"), 1, ["error: not finite"]),
         (OSError(28, "No space", "plot.png"), 1, ["--output out: ", "plot.png", "make room"]),
         (KeyboardInterrupt(), 130, ["interrupted; what is done is kept"]),
     ],

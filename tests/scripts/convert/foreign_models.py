@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from scripts.convert import checkpoint as import_checkpoint
 from tests.reference import foreign_models as reference
 from tests.scripts.convert.tensor_bundle import write_bundle
 
@@ -62,15 +61,10 @@ class Foreign(NamedTuple):
         return folder
 
 
-def run_importer(foreign, folder, output, name="model.pt", options=()):
-    """Run the importer on the files that ``foreign`` wrote to a folder; return its exit status."""
-    return import_checkpoint.main(
-        [
-            *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
-            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
-            *("--output", f"{output}", *options),
-        ]
-    )
+def importer_words(source, folder, name="model.pt"):
+    """Return the importer's options for the files that ``Foreign.write`` wrote to a folder."""
+    words = ["--source", source, "--checkpoint", f"{folder / name}"]
+    return [*words, "--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"]
 
 
 class _Weights(dict):

@@ -1,7 +1,6 @@
 """Averages of checkpoints: the mean of weights, constraints that it keeps, refused inputs."""
 
 import shutil
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,9 +24,6 @@ def models(tmp_path_factory):
         state = torch.load(folder / name, weights_only=True)
         state["optimizer_history"][-1]["num_updates"] = 10 * (number + 1)
         state["last_optimizer_state"] = {"step": torch.ones(3)}
-        for key, weight in state["model"].items():
-            if key.endswith("span.value"):
-                weight.copy_(torch.tensor([0.0, 1.0]))
         torch.save(state, folder / name)
     shutil.copy(folder / "checkpoint3.pt", folder / "checkpoint_3_30.pt")
     shutil.copy(folder / "checkpoint1.pt", folder / "checkpoint_best.pt")
@@ -85,7 +81,6 @@ def test_the_mean_keeps_constraints_ties_and_types():
     [
         (lambda _, model: model[DIGEST].add_(1), f"BOTH .* {DIGEST}: "),
         (lambda state, _: state["cfg"]["model"].update(_name="x"), "BOTH .* model: .* and x"),
-        (lambda _, model: model.pop(TABLE), f"BOTH .* {TABLE}: .* and None"),
         (lambda _, model: model.update({TABLE: torch.ones(3)}), rf"BOTH .* {TABLE}: .* and \(3,"),
         (lambda state, _: state.pop("model"), "CHECKPOINT OTHER holds no model"),
         (lambda _, model: model[TABLE].mul_(float("nan")), f"{TABLE} is not finite"),
@@ -109,7 +104,6 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
         (("", "--last", 4), "--last is 4, of 3 checkpoints"),
         (("", "", "--last", 2), "--last takes the folder of one training"),
         (("",), "CHECKPOINT FOLDER is not a file"),
-        (("checkpoint1.pt",), "CHECKPOINT: give two or more"),
         # a copy
         (("checkpoint1.pt", "checkpoint_best.pt", "checkpoint3.pt"), "CHECKPOINT: give two or"),
     ],
@@ -119,13 +113,9 @@ def test_impossible_choices_are_refused(models, refused, words, message):
     refused(main, paths, message.replace("FOLDER", str(models)))
 
 
-def test_a_file_that_is_there_or_cannot_be_written(models, tmp_path, capsys, monkeypatch):
+def test_a_file_that_is_there_stays(models, tmp_path, capsys):
     output = tmp_path / "mean.pt"
     output.write_text("mine")
     assert run(models, "--last", 2, "--output", output) == 1
     assert f"error: --output {output} already exists: name another" in capsys.readouterr().err
     assert output.read_text() == "mine"
-    monkeypatch.setattr(torch, "save", Mock(side_effect=RuntimeError("no space")))
-    assert run(models, "--last", 2, "--output", tmp_path / "full.pt") == 1
-    assert "no space" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [output]

@@ -1,3 +1,5 @@
+"""Converted models have the original's probabilities, and carry what a training leaves."""
+
 from itertools import pairwise
 
 import pytest
@@ -6,15 +8,15 @@ from fairseq import checkpoint_utils
 
 import fairseq_plugins
 from fairseq_plugins.segment_language_model.evaluation import loss_unit, read_units
+from scripts.convert import checkpoint
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
     SYMBOLS,
     adaptive_span,
-    run_importer,
+    importer_words,
     transformer_xl,
     transformer_xl_tensorflow,
 )
-from tests.scripts.evaluate.saved_models import UnsafePickle
 from tests.tiny import scores_by_segment
 
 TOLERANCE = 2e-4
@@ -36,6 +38,13 @@ def with_older_names():
     return foreign._replace(config=config)
 
 
+def with_default_options():
+    foreign = transformer_xl_tensorflow(CUTOFFS)
+    for name in ("untie_r", "div_val", "proj_share_all_but_first", "proj_same_dim", "d_embed"):
+        del foreign.config[name]
+    return foreign
+
+
 LIMITED = {"same_length": True, "clamp_len": 6}
 LAYOUTS = {
     "txl-plain": transformer_xl(),
@@ -47,10 +56,8 @@ LAYOUTS = {
     "txl-div2-all-projections-tied": transformer_xl(CUTOFFS, 2, tie_projs=[True] * 4, **LIMITED),
     "txl-div2-no-projection-tied": transformer_xl(CUTOFFS, 2, tie_projs=[False] * 4),
     "txl-div2-some-projections-tied": transformer_xl(CUTOFFS, 2, tie_projs=[True, False] * 2),
-    "txl-div2-untied": transformer_xl(CUTOFFS, 2, tied=False, tie_projs=[False] * 4),
     "txl-div2-untied-but-for-projections": transformer_xl(CUTOFFS, 2, tied=False),
     "hf-plain": transformer_xl(hugging_face=True),
-    "hf-div1": transformer_xl(CUTOFFS, hugging_face=True),
     "hf-div2": transformer_xl(CUTOFFS, 2, hugging_face=True),
     "hf-div2-untied-pre-lnorm": transformer_xl(
         CUTOFFS, 2, False, hugging_face=True, symbols=WITHOUT_UNK, pre_lnorm=True, **LIMITED
@@ -62,8 +69,7 @@ LAYOUTS = {
     "tf-div2": transformer_xl_tensorflow(CUTOFFS, 2, untie_r=True),
     "tf-div2-none-shared": transformer_xl_tensorflow(CUTOFFS, 2, False, symbols=WITHOUT_UNK),
     "tf-div2-first-not-projected": transformer_xl_tensorflow(CUTOFFS, 2, True, False, **LIMITED),
-    "tf-div2-neither": transformer_xl_tensorflow(CUTOFFS, 2, False, False, same_length=True),
-    "span-ff": adaptive_span(0, far=25.0),
+    "tf-defaults": with_default_options(),
     "span-ff-fixed": adaptive_span(0, adaptive=False),
     "all-attention": adaptive_span(far=25.0),
     "all-attention-fixed": adaptive_span(adaptive=False),
@@ -81,9 +87,15 @@ def load(output):
     return models[0].eval(), task.dictionary
 
 
+def run_importer(foreign, folder, name="model.pt", options=()):
+    """Run the importer on the files in a folder; return its exit status."""
+    words = importer_words(foreign.source, folder, name)
+    return checkpoint.main([*words, "--output", f"{folder}/output", *options])
+
+
 def imported(foreign, folder, name="model.pt", leave_out=(), options=()):
     foreign.write(folder, name, leave_out)
-    assert run_importer(foreign, folder, folder / "output", name, options) == 0
+    assert run_importer(foreign, folder, name, options) == 0
     return load(folder / "output")
 
 
@@ -123,20 +135,15 @@ def test_every_log_probability_is_the_originals(tmp_path, layout):
     check_log_probabilities(foreign, model, dictionary)
     norms = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
     assert norms == {1e-12 if layout.startswith("tf") else 1e-5}
-    words = (tmp_path / "output" / "options.txt").read_text(encoding="utf-8").split()
-    dropouts = {
-        name[2:].removesuffix("dropout"): float(rate)
-        for name, rate in pairwise(words)
-        if name.endswith("dropout")
-    }
     if foreign.source == "adaptive-span":
         # dropout in the feed-forward layer, which models with persistent vectors lack
         activation = 0.0 if foreign.config["pers_mem_params"]["pers_mem_size"] else 0.1
         expected = {"embed-": 0.05, "output-": 0.05, "attention-": 0.1, "activation-": activation}
     else:
-        expected = dict.fromkeys(("embed-", "output-", "", "activation-"), 0.1)
-        expected["attention-"] = 0.05
-    assert dropouts == expected
+        expected = {"": 0.1, "embed-": 0.1, "output-": 0.1, "attention-": 0.05, "activation-": 0.1}
+    words = (tmp_path / "output" / "options.txt").read_text(encoding="utf-8").split()
+    options = dict(pairwise(words))
+    assert {kind: float(options[f"--{kind}dropout"]) for kind in expected} == expected
 
 
 @pytest.mark.parametrize("present", ["first", "second"])
@@ -157,14 +164,13 @@ def test_a_file_may_have_either_name_of_a_tied_tensor(tmp_path, name, foreign, p
     check_log_probabilities(foreign, *imported(foreign, tmp_path, name, tuple(left_out)))
 
 
-def test_half_precision_in_a_file_before_zip_archives_is_read(tmp_path):
+def test_half_precision_within_a_trainings_checkpoint_is_read(tmp_path):
     foreign = transformer_xl()
     half = {name: tensor.half() for name, tensor in foreign.tensors.items()}
     foreign = foreign._replace(tensors=half)
     foreign.write(tmp_path)
-    content = {"state_dict": half, "epoch": 3}
-    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
-    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
+    torch.save({"state_dict": half, "epoch": 3}, tmp_path / "model.pt")
+    assert run_importer(foreign, tmp_path) == 0
     model, dictionary = load(tmp_path / "output")
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     check_log_probabilities(foreign, model, dictionary)
@@ -210,60 +216,26 @@ def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("model.pt", None, "--checkpoint FOLDER/model.pt is not a file"),
-        ("model.safetensors", b"PK", "--checkpoint FOLDER/model.safetensors cannot be read"),
-        ("config.json", b"[1]", "--config FOLDER/config.json does not hold options"),
-        ("vocab.txt", b"\xff", "--vocab FOLDER/vocab.txt cannot be read"),
-        ("model.pt", {"a": torch.ones(2), "lr": 0.1}, "holds other things than tensors by name"),
-        ("model.pt", torch.nn.Linear(2, 2), "torch.save(model.state_dict(), "),
-        ("model.pt", {"z": UnsafePickle("executed")}, "model.pt holds more than weights and opti"),
-    ],
-)
-def test_files_that_cannot_be_read_are_named(
-    tmp_path, monkeypatch, import_error, name, content, message
-):
-    monkeypatch.chdir(tmp_path)
-    foreign = transformer_xl()
-    path = foreign.write(tmp_path) / name
-    if content is None:
-        path.unlink()
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    read = name if name.startswith("model") else "model.pt"
-    assert message.replace("FOLDER", str(tmp_path)) in import_error(foreign, False, read)
-    assert not (tmp_path / "executed").exists()
-
-
-def test_an_output_that_exists_stays(tmp_path, capsys):
-    transformer_xl().write(tmp_path)
-    (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "mine").write_text("mine")
-    assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == 1
-    assert f"--output {tmp_path}/output is there already" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.glob("output*/*")] == ["mine"]
-
-
-@pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt, 130), (RuntimeError("no room"), 1)]
 )
-def test_an_interrupted_write_leaves_no_output(tmp_path, monkeypatch, error, status):
-    transformer_xl().write(tmp_path)
+def test_an_output_is_written_whole_and_replaces_nothing(tmp_path, monkeypatch, error, status):
+    foreign, output = transformer_xl(), tmp_path / "output"
+    foreign.write(tmp_path)
 
     def fail(state, path):
         path.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(torch, "save", fail)
-    assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == status
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fail)
+        assert run_importer(foreign, tmp_path) == status
     assert not list(tmp_path.glob("output*"))
-    monkeypatch.undo()
     # left by a killed run
     (tmp_path / "output.partial").mkdir()
     (tmp_path / "output.partial" / "left").touch()
-    assert run_importer(transformer_xl(), tmp_path, tmp_path / "output") == 0
+    assert run_importer(foreign, tmp_path) == 0
     assert [path.name for path in tmp_path.glob("output*")] == ["output"]
-    assert not (tmp_path / "output" / "left").exists()
+    assert not (output / "left").exists()
+    (output / "options.txt").write_text("mine")
+    assert run_importer(foreign, tmp_path) == 1
+    assert (output / "options.txt").read_text() == "mine"

@@ -1,21 +1,15 @@
 """Checkpoints of models with product-key memories, and their data."""
 
-import json
-
 import numpy as np
-import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from scripts.evaluate import memory_usage as measure_memory_usage
 from tests import tiny
-from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model, tiny_transformer
+from tests.product_key_memory.tiny import MEMORY, tiny_language_model, tiny_transformer
 from tests.scripts.evaluate import saved_models
 from tests.scripts.evaluate.saved_models import task_options, write_state
 
 EOS = 2
 TOKENS = 97
-# 9 slots; each of 2 heads reads 2 of them
-SMALL = {"memory_slots": 9, "memory_heads": 2, "memory_knn": 2, "memory_query_dim": 6}
 # numbers of tokens of the sentences in two languages
 PAIRS = ((4, 6), (9, 3), (2, 2), (7, 5), (5, 5), (3, 8), (1, 1))
 SOURCES, TARGETS = map(sum, zip(*PAIRS, strict=True))
@@ -29,28 +23,13 @@ for part in ("encoder", "decoder"):
     _PAIRS |= {f"{part}_attention_heads": 2}
 
 
-def write_blocks(path, change=lambda model: None, add_bos_token=False, **options):
-    """Write a language model over blocks of text, after ``change`` has modified it."""
+def write_blocks(path, add_bos_token=False, **options):
+    """Write a language model over blocks of text."""
     options = {**MEMORY, "memory_layers": "2", **options}
     model = tiny_language_model(**options)
-    change(model)
     options = {**_BLOCKS, **options, "_name": "pkm_transformer_lm"}
     task = {"tokens_per_sample": 10, "add_bos_token": add_bos_token}
     write_state(path, model, options, task_options("language_modeling", **task))
-
-
-def unit_keys(memory):
-    """Make the sub-keys unit vectors, so that a query holds the scores of both halves."""
-    memory.keys.subkeys.data = torch.eye(3).expand(2, 2, 3, 3).clone()
-
-
-def read_alike(model):
-    """Make head 1 read slots 0 and 1, and head 2 slots 1 and 2, equally for all tokens."""
-    (memory,) = memories(model)
-    unit_keys(memory)
-    (linear,) = memory.query.layers
-    linear.weight.data.zero_()
-    linear.bias.data = torch.tensor([9.0, 0, 0, 5, 5, 0, 9, 0, 0, 0, 5, 5])
 
 
 def sentence(number, language):
@@ -78,7 +57,6 @@ def write_all(folder):
     write_pairs(folder / "pairs")
     write_blocks(folder / "blocks.pt")
     write_blocks(folder / "bos.pt", add_bos_token=True)
-    write_blocks(folder / "alike.pt", read_alike, **SMALL)
     streams = {"mem_len": 5, "memory_layers": "1,3", **MEMORY}
     saved_models.write_checkpoint(folder / "streams.pt", "transformer_xl", **streams)
     saved_models.write_checkpoint(folder / "none.pt", "transformer_xl")
@@ -86,11 +64,3 @@ def write_all(folder):
     options = {**MEMORY, **_PAIRS, "_name": "pkm_transformer"}
     write_state(folder / "pairs.pt", model, options, task_options("translation"))
     return folder
-
-
-def measure(folder, name, data, output, *options):
-    """Run the script on NAME.pt; return its exit status and the results it wrote, or None."""
-    words = ["--data", str(folder / data), "--checkpoint", f"{name}={folder}/{name}.pt", "--cpu"]
-    status = measure_memory_usage.main([*words, "--output", str(output), *map(str, options)])
-    path = output / "memory_usage.json"
-    return status, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

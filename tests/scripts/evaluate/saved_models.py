@@ -26,18 +26,14 @@ class UnsafePickle:
         return os.mkdir, (str(self.path),)
 
 
-def write_text(folder, length=97, split="test", unknown=0):
-    """Write dict.txt and a split of random letters in lines of 10; return its tokens.
-
-    The first ``unknown`` tokens are <unk>.
-    """
+def write_text(folder, length=97, split="test"):
+    """Write dict.txt and a split of random letters in lines of 10; return its tokens."""
     folder.mkdir(exist_ok=True)
     (folder / "units.json").write_text('{"unit": "characters"}', encoding="utf-8")
     dictionary = tiny.dictionary()
     dictionary.save(str(folder / "dict.txt"))
     text = tiny.tokens(1, length)[0]
     text[9::10] = dictionary.eos()
-    text[:unknown] = dictionary.unk()
     builder = MMapIndexedDatasetBuilder(str(folder / f"{split}.bin"), dtype=np.uint16)
     for line in text.split(10):
         builder.add_item(line)

@@ -3,12 +3,12 @@
 import pytest
 
 from scripts.prepare import _binarize
-from tests.scripts.prepare.prepared import in_this_process
+from tests.end_to_end.commands import run_here
 
 
 @pytest.fixture(autouse=True)
 def _no_other_process(monkeypatch):
-    monkeypatch.setattr(_binarize, "run_child", in_this_process)
+    monkeypatch.setattr(_binarize, "run_child", run_here)
 
 
 @pytest.fixture

@@ -1,16 +1,10 @@
-"""Helpers of the preparation tests: archives, a web server, and the contents of folders."""
+"""Helpers of the preparation tests: archives and the contents of folders."""
 
 import gzip
 import io
 import tarfile
-import threading
 import zipfile
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import PurePosixPath
 
-import fairseq_cli.preprocess
-from fairseq import options
 from fairseq.data import Dictionary, data_utils
 
 SPLITS = ("train", "valid", "test")
@@ -27,11 +21,11 @@ def write_files(folder, files):
         path.write_bytes(content)
 
 
-def zipped(members):
+def zipped(members, folder="folder"):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(f"folder/{name}", content)
+            archive.writestr(f"{folder}/{name}", content)
     return buffer.getvalue()
 
 
@@ -43,41 +37,6 @@ def tarred(members, mode="w:gz"):
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
-
-
-@contextmanager
-def serve(files, cut=None):
-    """Serve files by name in any folder; yield the host and the list of requested names.
-
-    Each connection breaks after ``cut`` bytes.
-    """
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(PurePosixPath(self.path).name)
-            content = files.get(asked[-1])
-            # one of the real hosts also rejects Python's user agent
-            if content is None or self.headers["User-Agent"].startswith("python"):
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[:cut])
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def lines(folder, split, dictionary="dict.txt"):
@@ -103,17 +62,3 @@ def refused(result, *named):
     usage = status == 2 and "error: argument" in message
     single = usage or (status == 1 and error == f"{message}\n" and error.startswith("error: "))
     return single and all(str(word) in message for word in named)
-
-
-def in_this_process(words, log):
-    """Do what run_child does for fairseq-preprocess, without starting a new Python."""
-    log.touch()
-    logger = fairseq_cli.preprocess.logger
-    before = list(logger.handlers)
-    try:
-        fairseq_cli.preprocess.main(options.get_preprocessing_parser().parse_args(words[1:]))
-    finally:
-        # new handlers would continue to write into the log
-        for handler in set(logger.handlers).difference(before):
-            logger.removeHandler(handler)
-            handler.close()

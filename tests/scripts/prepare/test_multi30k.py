@@ -1,18 +1,10 @@
-"""Multi30k's texts, from made-up archives and, where they are, from the published ones."""
+"""Multi30k's texts, from made-up archives."""
 
 import gzip
 import hashlib
-import os
-from pathlib import Path
-
-import pytest
 
 from scripts.prepare import multi30k
 from tests.scripts.prepare.prepared import contents, refused
-
-BESIDE = Path(__file__).parents[4] / "shared/data/multi30k"
-# set it to a folder with the published archives
-DOWNLOADS = Path(os.environ.get("MULTI30K_ARCHIVES", BESIDE))
 
 
 def test_multi30k_unpacks_and_joins_its_texts(tmp_path, monkeypatch, call):
@@ -36,10 +28,3 @@ def test_multi30k_unpacks_and_joins_its_texts(tmp_path, monkeypatch, call):
     (tmp_path / "data/val.en").write_bytes(b"changed")
     (archives / "val.en.gz").write_bytes(gzip.compress(b"changed"))
     assert refused(call(multi30k.main, *words), "val.en")
-
-
-@pytest.mark.skipif(not DOWNLOADS.is_dir(), reason="the archives are in no MULTI30K_ARCHIVES")
-def test_multi30k_has_the_recorded_bytes(tmp_path, call):
-    words = ("--output", tmp_path / "data", "--from", DOWNLOADS)
-    assert call(multi30k.main, *words)[0] == 0
-    assert {path.name for path in (tmp_path / "data").iterdir()} == set(multi30k.TEXTS)

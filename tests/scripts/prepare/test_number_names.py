@@ -1,14 +1,14 @@
 """Number names."""
 
 import re
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 
 import pytest
 from num2words import num2words
 
 from scripts.prepare import number_names
 from scripts.prepare._lines import read_lines
-from tests.scripts.prepare.prepared import SPLITS, contents, refused
+from tests.scripts.prepare.prepared import SPLITS, contents
 
 FEW = "--train 300 --valid 20 --test 40".split()
 
@@ -24,21 +24,16 @@ def made(tmp_path_factory):
     return folder
 
 
-def pairs(folder, part):
-    files = [folder / "text" / f"{part}.{language}" for language in ("en", "de")]
-    return list(zip(*(read_lines(file) for file in files), strict=True))
-
-
-def named_numbers(pair):
-    """Return the names of numbers in both sides of a pair, by its sentence pattern."""
+def read_numbers(english, german, named):
+    """Return the two numbers that both sides of a pair name, the smaller first."""
     for patterns in number_names.SENTENCES:
-        matches = [
-            re.fullmatch(pattern.format(small="(?P<small>.+)", large="(?P<large>.+)"), line)
-            for pattern, line in zip(patterns, pair, strict=True)
-        ]
-        if all(matches):
-            return [match.groupdict() for match in matches]
-    raise AssertionError(pair)
+        slots = {"small": "(?P<small>.+)", "large": "(?P<large>.+)"}
+        if match := re.fullmatch(patterns[0].format(**slots), english):
+            numbers = {slot: named[text] for slot, text in match.groupdict().items()}
+            names = {slot: num2words(number, lang="de") for slot, number in numbers.items()}
+            assert german == patterns[1].format(**names)
+            return numbers["small"], numbers["large"]
+    raise AssertionError(english)
 
 
 def test_sides_name_the_same_numbers_and_no_part_those_of_another(made):
@@ -46,15 +41,12 @@ def test_sides_name_the_same_numbers_and_no_part_those_of_another(made):
     named = {num2words(number): number for numbers in drawn.values() for number in numbers}
     seen = {}
     for part, count in (("train", 300), ("valid", 20), ("test", 40)):
-        sentences = pairs(made, part)
-        assert len(set(sentences)) == len(sentences) == count
-        seen[part] = set()
-        for pair in sentences:
-            english, german = named_numbers(pair)
-            values = {slot: named[text] for slot, text in english.items()}
-            assert values["small"] < values["large"]
-            assert german == {slot: num2words(number, lang="de") for slot, number in values.items()}
-            seen[part] |= set(values.values())
+        sides = (read_lines(made / "text" / f"{part}.{language}") for language in ("en", "de"))
+        pairs = list(zip(*sides, strict=True))
+        assert len(set(pairs)) == len(pairs) == count
+        numbers = [read_numbers(*pair, named) for pair in pairs]
+        assert all(small < large for small, large in numbers)
+        seen[part] = set(chain.from_iterable(numbers))
         assert seen[part] <= drawn[part]
     for one, other in combinations(SPLITS, 2):
         assert not seen[one] & seen[other]
@@ -67,9 +59,3 @@ def test_the_same_seed_makes_the_same_bytes(made, tmp_path):
     assert run(tmp_path / "other", "--seed", "2") == 0
     other = contents(tmp_path / "other")
     assert all(other[name] != content for name, content in contents(made).items())
-
-
-def test_an_empty_part_is_refused(call, tmp_path):
-    result = call(number_names.main, "--output", tmp_path / "data", "--test", 0)
-    assert refused(result, "--test is 0")
-    assert not (tmp_path / "data").exists()

@@ -11,27 +11,24 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import in_this_process, write_files
+from tests.end_to_end.commands import run_here
+from tests.scripts.prepare.prepared import write_files
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
 SUBWORDS = 130
 LEFT_OUT = {
-    "test/left_out.py": b"x = 'in test'\n",
-    "package/tests/left_out.py": b"x = 'in tests'\n",
-    "idlelib/idle_test/left_out.py": b"x = 'in idle_test'\n",
-    "site-packages/left_out.py": b"x = 'in site-packages'\n",
-    "dist-packages/left_out.py": b"x = 'in dist-packages'\n",
-    "__pycache__/left_out.txt": b"x = 'not Python'\n",
-    "encodings/left_out.py": b"x = 'in encodings'\n",
-    "config-3.11-x86_64-linux-gnu/left_out.py": b"x = 'in config'\n",
-    "_sysconfigdata__linux_x86_64-linux-gnu.py": b"x = 'left_out sysconfigdata'\n",
-    "sitecustomize.py": b"x = 'left_out sitecustomize'\n",
-    "accent.py": "x = 'left_out \u00e9'\n".encode(),
-    "tab.py": b"if x:\n\ty = 'left_out'\n",
-    "carriage_return.py": b"x = 'left_out'\r\n",
-    "form_feed.py": b"x = 'left_out'\n\f\n",
-    "empty.py": b"",
+    **{
+        f"{folder}/left_out.py": "x = 'left_out'\n"
+        for folder in ("test", "package/tests", "idlelib/idle_test", "site-packages", "encodings")
+    },
+    "__pycache__/left_out.txt": "x = 'not Python'\n",
+    "config-3.11-x86_64-linux-gnu/left_out.py": "x = 'left_out'\n",
+    "_sysconfigdata__linux_x86_64-linux-gnu.py": "x = 'left_out'\n",
+    "accent.py": "x = 'left_out \u00e9'\n",
+    "tab.py": "if x:\n\ty = 'left_out'\n",
+    "carriage_return.py": "x = 'left_out'\r\n",
+    "empty.py": "",
 }
 
 
@@ -59,7 +56,7 @@ def stdlib(tmp_path_factory):
 def corpus(stdlib, tmp_path_factory):
     output = tmp_path_factory.mktemp("corpus") / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "run_child", in_this_process)
+        patch.setattr(_binarize, "run_child", run_here)
         python_source.prepare(output, stdlib, SUBWORDS)
     return output
 
@@ -84,25 +81,20 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
     units = json.loads((corpus / "bin" / "units.json").read_text())
     assert (units["unit"], units["bpe"]) == ("subwords", "sentencepiece")
     assert (corpus / "bin" / units["model"]).resolve() == corpus / "sentencepiece.model"
-    # the dictionary has every unit of the model, by frequency
+    # the dictionary has every unit of the model, by frequency: held-out texts may use units that
+    # occur in training only as parts of others
     model = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
     assert sorted(symbols) == sorted(model.id_to_piece(list(range(1, SUBWORDS))))
     words = (corpus / "text/train.units").read_text(encoding="utf-8").split()
     counts = [words.count(symbol) for symbol in symbols]
     assert counts == sorted(counts, reverse=True)
-    # some units occur in training only as parts of others; held-out texts may use them
     assert counts[-1] == 0
 
 
-def test_what_cannot_be_used_is_refused(corpus, stdlib, tmp_path):
-    output = tmp_path / "data"
-    for folder, subwords in ((output, 20), (output, 0), (corpus, 99)):
-        with pytest.raises(ValueError, match="--subwords"):
-            python_source.prepare(folder, stdlib, subwords)
-        assert not output.exists()
-
-
-def test_a_character_unknown_in_training_is_refused(stdlib, tmp_path):
+def test_what_units_cannot_cover_is_refused(stdlib, tmp_path):
+    with pytest.raises(ValueError, match="--subwords is 20: "):
+        python_source.prepare(tmp_path / "data", stdlib, 20)
+    assert not (tmp_path / "data").exists()
     library = tmp_path / "library"
     shutil.copytree(stdlib, library)
     (library / "m000.py").write_text("# the only file with most characters, without them\n")
@@ -120,7 +112,6 @@ FILES = {
         "one/b.py": "def function_of_b():\n    return 'a line that others copy'",
         "one/copy_of_b.py": "def function_of_b():\n    return 'a line that others copy'\n",
         "one/tests/test_a.py": "x = 'left_out'\n",
-        "one/_vendor/six.py": "x = 'left_out'\n",
         "one/data_pb2.py": "x = 'left_out'\n",
         "one/generated.py": "# Automatically generated from a schema\nx = 'left_out'\n",
         "one/table.py": f"left_out = '{'a' * 48} {'0' * 52}'\n",
@@ -128,9 +119,7 @@ FILES = {
         "one/long_line.py": f"LEFT_OUT = '{'left out ' * 50}'\n",
         "one/long_file.py": "x = 'left_out'\n" * 20_000,
         "one/accent.py": "x = 'left_out \u00e9'\n",
-        "one/short_lines.py": "x = 'left_out'\n",
         "one/only_notice.py": "# left_out\n",
-        "one/left_out.txt": "left_out\n",
     },
     # shares half of its long lines with one/b.py: not yet a near copy
     "valid": {
@@ -152,30 +141,23 @@ def add_wheel(folder, name, files):
     return f"{name}==1.0 {name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
+def test_what_people_wrote_in_packages_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     # training is read first, wherever it is in the list
-    lines = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
-    path = tmp_path / "list.txt"
-    path.write_text("# a comment\n\n" + "".join(lines))
-    return path
-
-
-def test_what_people_wrote_is_read_once(packages):
-    assert python_source.read_packages(packages, packages.parent / "wheels") == {
+    listed = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
+    packages = tmp_path / "list.txt"
+    packages.write_text("# a comment\n\n" + "".join(listed))
+    train = FILES["train"]
+    assert python_source.read_packages(packages, tmp_path / "wheels") == {
         "train": [
             "import one_of_many_more\n# why\n",
-            FILES["train"]["one/copy_of_b.py"],
-            FILES["train"]["one/no_table.py"],
+            train["one/copy_of_b.py"],
+            train["one/no_table.py"],
         ],
         "valid": [FILES["valid"]["two/a.py"]],
         "test": ["import three_of_them\n"],
     }
-
-
-def test_a_wheel_that_pip_cannot_get_is_named(packages, tmp_path):
     add_wheel(tmp_path, "train", {"other.py": "x = 'another wheel of this version'\n"})
     with pytest.raises(ValueError, match=r"(?s)pip could not download .*train"):
-        python_source.read_packages(packages, tmp_path / "wheels")
+        python_source.read_packages(packages, tmp_path / "others")

@@ -14,12 +14,27 @@ from scripts.prepare._lines import read_lines
 from scripts.prepare._subwords import check_codes, learn, make_units, subword_units
 
 BESIDE = Path(__file__).parents[4] / "shared/data/multi30k"
+# set it to a folder with the published archives
 DOWNLOADS = Path(os.environ.get("MULTI30K_ARCHIVES", BESIDE))
 ODD = [
     "a\u0301e \u00fcber \U0001f600\U0001f600 \ud55c\uad6d\uc5b4 x\u00a0y \u2028 a@@b </w> lo</w>w",
     "",
     "l lo low lower lowest \u4f60\u597d &amp;amp; <unk> \u200d\u200d",
 ]
+
+
+def draw_lines():
+    draw = random.Random(1)
+    alphabet = "aab\u00e9\u4e2d<&;/w>\U0001f600"
+    words = ["".join(draw.choices(alphabet, k=draw.randint(1, 9))) for _ in range(200)]
+    return [" ".join(draw.choices(words, k=draw.randint(0, 9))) for _ in range(100)]
+
+
+def read_multi30k():
+    """Return lines of Multi30k as words, [] if its archives are not there."""
+    paths = [DOWNLOADS / f"val.{language}.gz" for language in ("en", "de", "fr")]
+    texts = [gzip.decompress(path.read_bytes()).decode() for path in paths if path.exists()]
+    return [" ".join(line.split()) for text in texts for line in text.splitlines()]
 
 
 def units(codes, lines, monkeypatch, fast):
@@ -29,26 +44,14 @@ def units(codes, lines, monkeypatch, fast):
         return subword_units(codes)(lines)
 
 
-def read_texts():
-    """Return lines of Multi30k if it is there, else made-up ones."""
-    if not DOWNLOADS.is_dir():
-        return ["the lower the slower , l\u00f6wer and newer widest"] * 3
-    names = ("val.en", "val.de", "val.fr")
-    return [
-        line
-        for name in names
-        for line in gzip.decompress((DOWNLOADS / f"{name}.gz").read_bytes()).decode().split("\n")
-    ]
-
-
 def test_fastbpe_and_subword_nmt_give_the_same_units(tmp_path, monkeypatch):
     pytest.importorskip("fastBPE", reason="fastBPE is not installed")
     text = tmp_path / "text"
-    lines = [" ".join(line.split()) for line in read_texts()]
-    text.write_text("\n".join([*lines, *ODD, ""]), encoding="utf-8")
+    lines = [*read_multi30k(), *draw_lines(), *ODD]
+    text.write_text("\n".join([*lines, ""]), encoding="utf-8")
     codes = tmp_path / "codes"
-    learn([text], 1500, codes)
-    fast, slow = (units(codes, [*lines, *ODD], monkeypatch, fast) for fast in (True, False))
+    learn([text], 500, codes)
+    fast, slow = (units(codes, lines, monkeypatch, fast) for fast in (True, False))
     assert fast == slow
     assert any("@@ " in line for line in fast)
 
@@ -67,18 +70,15 @@ def test_subword_units_with_a_small_cache_equal_those_of_subword_nmt(tmp_path, m
 
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
     monkeypatch.setattr(_lines, "CHUNK", 20)
-    draw = random.Random(1)
-    alphabet = "aab\u00e9\u4e2d<&;/w>\U0001f600"
-    words = ["".join(draw.choices(alphabet, k=draw.randint(1, 9))) for _ in range(200)]
-    lines = [" ".join(draw.choices(words, k=draw.randint(0, 9))) for _ in range(100)]
+    lines, codes = draw_lines(), tmp_path / "codes"
     (tmp_path / "source").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    learn([tmp_path / "source"], 60, tmp_path / "codes")
-    expected = subword_units(tmp_path / "codes")(lines)
+    learn([tmp_path / "source"], 60, codes)
+    expected = subword_units(codes)(lines)
     assert [line.replace("@@ ", "") for line in expected] == lines
     for workers in (1, 2):
         target = tmp_path / str(workers)
         target.mkdir()
-        options = Namespace(workers=workers, bpe_codes=tmp_path / "codes")
+        options = Namespace(workers=workers, bpe_codes=codes)
         assert make_units(tmp_path, ["source"], [], options, target) == 60
         assert list(read_lines(target / "source")) == expected
 

@@ -20,13 +20,12 @@ def text(name, language):
 
 
 def sgm(kind, language):
-    document = '<doc sysid="x" docid="d{}" origlang="en">\n<p>\n'
-    parts = [f'<{kind}set setid="newstest2014" srclang="any">\n', document.format(1)]
-    for number, sentence in enumerate(SENTENCES, 1):
-        parts.append(f'<seg id="{number}">{language}: {sentence}</seg>\n')
-        if number == 2:
-            parts += ["</p>\n</doc>\n", document.format(2)]
-    return "".join([*parts, f"</p>\n</doc>\n</{kind}set>\n"])
+    lines = [f'<{kind}set setid="newstest2014" srclang="any">']
+    for document, sentences in enumerate((SENTENCES[:2], SENTENCES[2:]), 1):
+        lines += [f'<doc sysid="x" docid="d{document}" origlang="en">', "<p>"]
+        lines += [f'<seg id="1">{language}: {sentence}</seg>' for sentence in sentences]
+        lines += ["</p>", "</doc>"]
+    return "\n".join([*lines, f"</{kind}set>\n"])
 
 
 def text_name(archive):

@@ -1,0 +1,254 @@
+"""The published data sets, from small archives of their kind, given or downloaded."""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import shutil
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.scripts.prepare.prepared import SPLITS, lines, refused, tarred, write_files, zipped
+
+CHARACTERS = b"ab\n ab\n" * 100
+LETTERS = b"ab ab a" * 100
+TEXTS = {"train": "a\u00a0a\tb\r\ra <unk>\n".encode(), "valid": b"a c\n", "test": b"b\n"}
+# two training shards, a rare word (<unk>), an unused heldout shard; unusual blanks, and characters
+# that must not count as line ends
+NEWS = {
+    "news.en-00001-of-00100": "a a b\u00a0c\tb\ra\n".encode(),
+    "news.en.heldout-00002-of-00050": b"zzz\n",
+    "news.en.heldout-00000-of-00050": b"b\n",
+    "news.en-00002-of-00100": "a\u2028b b\u00a0c b\u00a0c\n".encode(),
+    "news.en.heldout-00001-of-00050": b"a c\n",
+}
+# the published files, and the number of symbols
+FILES = {
+    "enwik8": {"enwik8.zip": zipped({"enwik8": CHARACTERS})},
+    "text8": {"text8.zip": zipped({"text8": LETTERS})},
+    "wikitext103": {"wikitext-103-v1.zip": zipped({f"wiki.{p}.tokens": TEXTS[p] for p in TEXTS})},
+    "ptb": {f"ptb.{split}.txt": text for split, text in TEXTS.items()},
+    "lm1b": {"1-billion-word-language-modeling-benchmark-r13output.tar.gz": tarred(NEWS)},
+}
+VOCABULARIES = {"enwik8": 4, "text8": 3, "wikitext103": 4, "ptb": 4, "lm1b": 5}
+
+
+def md5(content):
+    return f"md5:{hashlib.md5(content).hexdigest()}"
+
+
+def expect_small(monkeypatch, name, host="localhost:1", **changes):
+    """Let a data set's command expect the small archive on a host; return its ``main``."""
+    module = importlib.import_module(f"scripts.prepare.{name}")
+    data_set = getattr(module, name.upper())
+    archives = []
+    for archive in data_set.archives:
+        known = {"address": f"{host}/{archive.name}"}
+        if archive.checksum:
+            known["checksum"] = md5(FILES[name][archive.name])
+        else:
+            known["text_checksum"] = md5(CHARACTERS if name == "enwik8" else LETTERS)
+            changes["sizes"] = (500, 100, 100)
+        if name == "lm1b":
+            known["members"] = [member for member in NEWS if "-00002-of-00050" not in member]
+        archives.append(dataclasses.replace(archive, **known))
+    changes = {"vocabulary": VOCABULARIES[name], "archives": archives, **changes}
+    monkeypatch.setattr(module, name.upper(), dataclasses.replace(data_set, **changes))
+    return module.main
+
+
+def parts(text):
+    return zip(SPLITS, (text[:500], text[500:600], text[600:]), strict=True)
+
+
+# the items that fairseq reads
+BYTES = {
+    split: [" ".join([*map(str, line), "</s>"]) for line in part.rstrip(b"\n").split(b"\n")]
+    for split, part in parts(CHARACTERS)
+}
+SYMBOLS = {split: [" ".join(part.decode().replace(" ", "_"))] for split, part in parts(LETTERS)}
+WORDS = {
+    "train": ["a a b </s>", "</s>", "a <unk> </s>"],
+    "valid": ["a <unk> </s>"],
+    "test": ["b </s>"],
+}
+NEWS_WORDS = {
+    "train": ["a a b\u2423c <unk> a </s>", "<unk> b\u2423c b\u2423c </s>"],
+    "valid": ["a <unk> </s>"],
+    "test": ["<unk> </s>"],
+}
+ITEMS = {"enwik8": BYTES, "text8": SYMBOLS, "wikitext103": WORDS, "ptb": WORDS, "lm1b": NEWS_WORDS}
+UNITS = {"enwik8": "bytes", "text8": "characters"}
+
+
+@pytest.fixture
+def prepare(call, tmp_path, monkeypatch):
+    """Return a function that prepares a data set whose published archives are the small ones."""
+
+    def prepare(name, *options, host="localhost:1", **changes):
+        main = expect_small(monkeypatch, name, host, **changes)
+        words = {"enwik8": ("--newlines", "eos"), "text8": ()}.get(name, ("--workers", 1))
+        return call(main, "--output", tmp_path / "out", *words, *options)
+
+    return prepare
+
+
+@pytest.fixture
+def archives(tmp_path):
+    """Return a function that writes the archives of a data set, and returns what --from takes."""
+
+    def write(name):
+        write_files(tmp_path / "archives", FILES[name])
+        return tmp_path / "archives" / ("" if name == "ptb" else next(iter(FILES[name])))
+
+    return write
+
+
+@contextmanager
+def serve(files, cut=None):
+    """Serve files by name in any folder; yield the host and the list of requested names.
+
+    Each connection breaks after ``cut`` bytes.
+    """
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(PurePosixPath(self.path).name)
+            content = files.get(asked[-1])
+            # one of the real hosts also rejects Python's user agent
+            if content is None or self.headers["User-Agent"].startswith("python"):
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[:cut])
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_a_data_set_is_binarized_once(prepare, archives, tmp_path, name):
+    out = tmp_path / "out"
+    status, _, error = prepare(name, "--from", archives(name))
+    assert (status, error) == (0, "")
+    assert {split: lines(out / "bin", split) for split in SPLITS} == ITEMS[name]
+    assert sorted(path.name for path in out.iterdir()) == ["bin", "preparation.json"]
+    units = read_json(out / "bin" / "units.json")
+    assert units["unit"] == UNITS.get(name, "words")
+    assert units["symbols"] == ({" ": "_"} if name == "text8" else {})
+    description = read_json(out / "preparation.json")
+    assert description["vocabulary"] == VOCABULARIES[name]
+    for split, items in ITEMS[name].items():
+        assert description["splits"][split]["tokens"] == len(" ".join(items).split())
+        assert description["splits"][split]["unknown"] == " ".join(items).count("<unk>")
+    # a second run does nothing
+    shutil.rmtree(tmp_path / "archives")
+    assert prepare(name)[1].startswith("bin: complete\n")
+
+
+def test_bytes_without_line_ends(prepare, archives, tmp_path):
+    assert prepare("enwik8", "--from", archives("enwik8"), "--newlines", "drop")[0] == 0
+    (line,) = lines(tmp_path / "out" / "bin", "train")
+    assert line.split() == [str(byte) for byte in CHARACTERS[:500] if byte != 10]
+    assert read_json(tmp_path / "out" / "preparation.json")["vocabulary"] == 3
+
+
+def test_words_are_written_as_text_alone(prepare, archives, tmp_path):
+    assert prepare("lm1b", "--from", archives("lm1b"), "--text")[0] == 0
+    folder = tmp_path / "out" / "text"
+    written = {split: (folder / f"{split}.txt").read_text("utf-8") for split in SPLITS}
+    train = "a a b\u2423c b a\na\u2423b b\u2423c b\u2423c\n"
+    assert written == {"train": train, "valid": "a c\n", "test": "b\n"}
+    assert not (tmp_path / "out" / "bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "symbols", "first"),
+    [("text8", "_ 3\nb 2\na 1\n", SYMBOLS["train"][0]), ("ptb", "b 2\n", "<unk> <unk> b </s>")],
+)
+def test_another_dictionary_is_used(prepare, archives, tmp_path, name, symbols, first):
+    srcdict, source = tmp_path / "dict.txt", archives(name)
+    srcdict.write_text(symbols)
+    assert prepare(name, "--from", source, "--srcdict", srcdict)[0] == 0
+    assert (tmp_path / "out/bin/dict.txt").read_text() == symbols
+    assert lines(tmp_path / "out/bin", "train")[0] == first
+    srcdict.write_bytes(b"\xff")
+    assert refused(prepare(name, "--from", source, "--srcdict", srcdict), "--srcdict")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("text8", "--from {}/x.zip", "x.zip lacks text8"),
+        ("text8", "--from {}/cut.zip", "cut.zip"),
+        ("text8", "--from {}/other.zip", "other.zip"),
+        ("text8", "--from {}/text8 --srcdict {}/few.txt", "--srcdict"),
+        ("wikitext103", "--from {}/x.zip", "--from {}/x.zip"),
+        ("wikitext103", "--from {}", "--from {}"),
+    ],
+)
+def test_what_is_not_published_is_refused_and_leaves_nothing(
+    prepare, tmp_path, name, options, named
+):
+    files = {"x.zip": zipped({"text9": b""}), "cut.zip": zipped({"text8": LETTERS})[:-30]}
+    # text8 is the plain text
+    files |= {"other.zip": zipped({"text8": LETTERS[::-1]}), "few.txt": "a 1\n", "text8": LETTERS}
+    write_files(tmp_path, files)
+    words = options.replace("{}", str(tmp_path)).split()
+    assert refused(prepare(name, *words), named.replace("{}", str(tmp_path)))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["text8", "wikitext103"])
+def test_another_number_of_symbols_is_refused(prepare, archives, tmp_path, name):
+    result = prepare(name, "--from", archives(name), vocabulary=11)
+    assert refused(result, f"{VOCABULARIES[name]} symbols", "11")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["enwik8", "ptb"])
+def test_an_archive_that_broke_off_or_is_another_is_downloaded_again(prepare, tmp_path, name):
+    out, files = tmp_path / "out", FILES[name]
+    page, other = (dict.fromkeys(files, sent) for sent in (b"<html>", zipped({name: b"other"})))
+    for sent, cut, named in ((files, 3, "--from"), (page, None, name), (other, None, name)):
+        with serve(sent, cut) as (host, _):
+            assert refused(prepare(name, host=host), named)
+        assert not out.exists()
+    with serve(files) as (host, asked):
+        assert prepare(name, host=host)[0] == 0
+    assert asked == list(files)
+    assert lines(out / "bin", "test")
+    assert not (out / "download").exists()
+
+
+def test_archives_that_arrived_before_a_failure_are_not_downloaded_again(prepare, tmp_path):
+    out, files = tmp_path / "out", FILES["ptb"]
+    first, *others = files
+    with serve({first: files[first]}) as (host, _):
+        assert refused(prepare("ptb", host=host), f"{others[0]} cannot be downloaded")
+    assert [path.name for path in out.rglob("*") if path.is_file()] == [first]
+    with serve(files) as (host, asked):
+        assert prepare("ptb", host=host)[0] == 0
+    assert asked == others
+    assert not (out / "download").exists()
