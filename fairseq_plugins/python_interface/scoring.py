@@ -9,6 +9,7 @@ import copy
 import copyreg
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -156,7 +157,7 @@ class Hypothesis(NamedTuple):
     log_probs: np.ndarray
 
 
-class LoadedModel:
+class LoadedModel(ABC):
     """A trained model, ready for inference, and fairseq's task, which has the dictionaries."""
 
     def __init__(self, model: BaseFairseqModel, task: FairseqTask) -> None:
@@ -212,11 +213,11 @@ class LoadedModel:
         order = np.argsort(np.repeat(positions, counts), kind="stable")
         return np.concatenate(losses)[order]
 
+    @abstractmethod
     def _read_split(
         self, split: str, **options: Any
     ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
         """Return a split's tokens (N,), its batches, and where each row stands."""
-        raise NotImplementedError
 
     def _scored(self, target: Tensor) -> Tensor:
         return target.ne(self.task.target_dictionary.pad())
