@@ -56,9 +56,9 @@ def run_child(words: list[str], log: Path | None = None, text: str | None = None
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
     with log.open("wb") if log else nullcontext() as output:
         streams = {"stdout": output, "stderr": subprocess.STDOUT} if log else {}
-        given = None if text is None else text.encode()
+        stdin = None if text is None else text.encode()
         child = subprocess.run(
-            words, cwd=ROOT, env=environment, input=given, check=False, **streams
+            words, cwd=ROOT, env=environment, input=stdin, check=False, **streams
         )
     if child.returncode:
         location = f"in {short(log)}" if log else "above"

@@ -40,25 +40,25 @@ def choose(paths: list[Path], last: int | None) -> dict[int, tuple[Path, dict[st
         if len(paths) > 1 or not paths[0].is_dir():
             raise ValueError("--last takes the folder of one training: give that alone")
         paths = sorted(path for path in paths[0].iterdir() if _NAMES.fullmatch(path.name))
-    found = {}
+    states = {}
     for path in paths:
         state = read_checkpoint(path, "CHECKPOINT")
         if not state.get("optimizer_history") or "model" not in state:
             raise ValueError(
                 f"CHECKPOINT {short(path)} holds no model: name one that fairseq-train wrote"
             )
-        found[state["optimizer_history"][-1]["num_updates"]] = path, state
-    if last is None and len(found) < max(2, len(paths)):
+        states[state["optimizer_history"][-1]["num_updates"]] = path, state
+    if last is None and len(states) < max(2, len(paths)):
         raise ValueError(
             "CHECKPOINT: give two or more, or a folder and --last; if two have as many updates, as "
             "a checkpoint and its copy do, leave one out"
         )
-    if last is not None and not 2 <= last <= len(found):
+    if last is not None and not 2 <= last <= len(states):
         raise ValueError(
-            f"--last is {last}, of {len(found)} checkpoints: give a number from 2 to that; train "
+            f"--last is {last}, of {len(states)} checkpoints: give a number from 2 to that; train "
             "without --no-epoch-checkpoints or with --save-interval-updates to have more"
         )
-    return dict(sorted(found.items())[-(last or 0) :])
+    return dict(sorted(states.items())[-(last or 0) :])
 
 
 def _signature(state: dict[str, Any]) -> dict[str, Any]:

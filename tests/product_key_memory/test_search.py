@@ -54,7 +54,7 @@ def loops_or_torch(request, monkeypatch):
 def with_or_without_faiss(request, monkeypatch):
     """Search flat keys with faiss, and as if it were not installed."""
     if request.param == "faiss":
-        pytest.importorskip("faiss")
+        pytest.importorskip("faiss", reason="faiss is not installed")
     else:
         monkeypatch.setitem(sys.modules, "faiss", None)
     fast_search.import_faiss.cache_clear()
