@@ -54,6 +54,16 @@ def convert_embeddings(
     tensors: ForeignTensors, vocabulary: ForeignVocabulary, source: str, width: int, bands: Bands
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the options and the weights of our model's input and output."""
+    if bands.factor < 1:
+        raise ValueError(
+            f"--config: the factor between the widths of bands (div_val) is {bands.factor}: it must "
+            "be at least 1"
+        )
+    if len(bands.tied_projections) != len(bands.cutoffs) + 1:
+        raise ValueError(
+            f"--config: tie_projs has {len(bands.tied_projections)} values for "
+            f"{len(bands.cutoffs) + 1} bands: give one for each band"
+        )
     first, *others = _take_bands(tensors, len(vocabulary), source, width, bands)
     embedding, output = vocabulary.arrange(first.embedding), vocabulary.arrange(first.output)
     bias = vocabulary.arrange(first.bias, IMPOSSIBLE_BIAS)

@@ -73,6 +73,8 @@ def test_files_that_cannot_be_read_are_named(
         (BANDS, {"pre_lnorm": None}, "pre_lnorm is missing: it must be true or false"),
         (TENSORFLOW, {"same_length": None}, "same_length is missing"),
         (SPANS, {"vocab_size": 31}, "vocab_size is 31"),
+        (BANDS, {"div_val": 0}, "(div_val) is 0"),
+        (BANDS, {"tie_projs": [True]}, "tie_projs has 1 values for"),
     ],
 )
 def test_options_that_do_not_fit_are_named(tmp_path, import_refused, foreign, changed, named):
