@@ -40,7 +40,7 @@ class PersistentVectors(nn.Module):
         return self.key_scale * self.keys, self.value_scale * self.values
 
     def attend(
-        self, query: Tensor, dropout: float = 0.0, return_lse: bool = False
+        self, query: Tensor, dropout: float, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from queries (H, B, T, d_h), divided by √d_h, to their heads' vectors."""
         keys, values = self()
