@@ -5,14 +5,12 @@ import functools
 
 import pytest
 import torch
-import torch.distributed as dist
 from fairseq.optim.adam import Adam
 
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.optimizer import UPDATED_AT_ONCE, update_rows
 from tests.optimizers import EACH_PRECISION, LOSS_SCALES
 from tests.product_key_memory.layer import WIDTH, Pair, adam_with_memory, learn, make_memory
-from tests.two_workers import on_two_workers
 
 EPS, BETAS, LR, DECAY = 1e-3, (0.9, 0.98), 0.02, 0.1
 MODELS = {
@@ -174,57 +172,3 @@ def test_the_optimizer_refuses_the_state_of_other_memories(slots, times, words):
     state = optimizer.state_dict()
     with pytest.raises(ValueError, match=f"{words}: give --reset-optimizer"):
         other.load_state_dict({**state, "tables": state["tables"] * times})
-
-
-# --- two workers
-
-TOKENS = 10
-# tokens of worker 0 in each update; worker 1 has the rest, none in the third update
-SHARES = (6, 3, TOKENS, 5)
-
-
-def train(rank, workers, make, **options):
-    """Update as fairseq's trainer does."""
-    memory = make(query={"batch_norm": True}, **options)
-    # batch norm cancels the bias before it, whose gradient is only rounding error: a large epsilon
-    # keeps Adam from turning that into steps
-    optimizer = adam_with_memory(memory, adam_eps=1e-4, memory_lr=0.02)
-    norms, outputs = [], []
-    for update, share in enumerate(SHARES):
-        torch.manual_seed(100 + update)
-        both = torch.randn(2, TOKENS, WIDTH)
-        if workers > 1:
-            both = both.split([share, TOKENS - share], dim=1)[rank]
-        x, slope = both[0].clone().requires_grad_(), both[1]
-        optimizer.zero_grad()
-        y = memory(x)
-        optimizer.backward((y * slope).sum())
-        outputs += [y.detach(), x.grad]
-        if not len(x):
-            # as if it had read nothing
-            memory.values.weight.grad = None
-        if workers > 1:
-            for parameter in optimizer.params:
-                parameter.grad /= workers
-                dist.all_reduce(parameter.grad)
-        optimizer.all_reduce_grads(memory)
-        optimizer.multiply_grads(workers / TOKENS)
-        norms.append(optimizer.clip_grad_norm(0.2))
-        optimizer.step()
-    states = {"model": dict(memory.state_dict()), **optimizer.state_dict()}
-    return {"norms": torch.stack(norms), "outputs": outputs, **states}
-
-
-@pytest.mark.parametrize(
-    "how", [{"make": make_memory}, {"make": make_memory, "kernel": "plain"}, {"make": Pair}]
-)
-def test_two_workers_learn_what_one_learns(how, tmp_path):
-    first, second = on_two_workers(functools.partial(train, workers=2, **how), tmp_path)
-    alone = train(0, 1, **how)
-    # exactly equal, or they would drift apart
-    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-    first["outputs"] = [
-        torch.cat(parts) for parts in zip(first["outputs"], second["outputs"], strict=True)
-    ]
-    names = ("norms", "outputs", "model", "state", "tables")
-    torch.testing.assert_close(*({name: run[name] for name in names} for run in (first, alone)))

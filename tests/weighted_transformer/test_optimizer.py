@@ -1,13 +1,10 @@
 """Adam with branch weights: the simplex and the schedule in every precision, and freezing."""
 
 import copy
-import functools
 import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
-from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.optim.adam import FairseqAdam
 from torch import nn
 
@@ -19,7 +16,6 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
 )
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests.optimizers import EACH_PRECISION, LOSS_SCALES, adam_options, in_precision
-from tests.two_workers import on_two_workers
 from tests.weighted_transformer.tiny import assert_on_simplex
 
 WIDTH, BRANCHES, FACTOR = 8, 4, 0.7
@@ -114,36 +110,6 @@ def test_a_resumed_run_is_the_unbroken_one(copied, freeze_after):
     for network, its_optimizer in ((first, optimizer), (second, again)):
         learn(network, its_optimizer, 5, seed=3)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
-
-
-def train_on(rank, legacy):
-    """Return the weights of one of two workers, or of a single one (None), after 8 updates."""
-    network = make_network()
-    ddp, halves = network, 1
-    if rank is not None:
-        halves = 2
-        wrap = functools.partial(LegacyDistributedDataParallel, process_group=dist.group.WORLD)
-        ddp = (wrap if legacy else nn.parallel.DistributedDataParallel)(network)
-    optimizer = adam(network)
-    torch.manual_seed(2)
-    for _ in range(8):
-        optimizer.zero_grad()
-        x, y = (both.chunk(halves)[rank or 0] for both in torch.randn(2, 6, WIDTH))
-        # the workers' gradients are averaged
-        optimizer.backward(halves * (ddp(x) - y).square().sum())
-        if legacy and rank is not None:
-            ddp.all_reduce_grads()
-        optimizer.step()
-        assert_on_simplex(*(weight.data for weight in branch_weights(network)))
-    return network.state_dict()
-
-
-@pytest.mark.parametrize("legacy", [False, True], ids=["pytorch_ddp", "legacy_ddp"])
-def test_two_workers_learn_what_one_does(tmp_path, legacy):
-    mine, other = on_two_workers(functools.partial(train_on, legacy=legacy), tmp_path)
-    for name, value in train_on(None, legacy).items():
-        assert torch.equal(mine[name], other[name])
-        torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_the_optimizer_without_branch_weights_is_fairseqs_adam():
