@@ -14,18 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def order(word):
-    return word if word in ("file", "reversed") else int(word)
-
-
 def pytest_addoption(parser):
-    parser.addoption(
-        "--order",
-        type=order,
-        default="file",
-        metavar="{file,reversed,SEED}",
-        help="run the tests as collected, from last to first, or files and their tests shuffled",
-    )
     parser.addoption(
         "--kills",
         type=int,
@@ -41,20 +30,10 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    order = config.getoption("order")
-    if order == "file":
-        # slow files come first, so that no process is left with one at the end
-        slow = ("end_to_end", "robustness", "test_docs.py", "test_tour.py")
-        items.sort(key=lambda item: not set(slow) & set(item.path.parts))
-    elif order == "reversed":
-        items.reverse()
-    else:
-        generator = random.Random(order)
-        generator.shuffle(items)
-        files = sorted({item.path for item in items})
-        generator.shuffle(files)
-        items.sort(key=lambda item: files.index(item.path))
+def pytest_collection_modifyitems(items):
+    # slow files come first, so that no process is left with one at the end
+    slow = ("end_to_end", "robustness", "test_docs.py", "test_tour.py")
+    items.sort(key=lambda item: not set(slow) & set(item.path.parts))
 
 
 def pytest_collection_finish():

@@ -1,7 +1,6 @@
-"""Subpackages import in one direction; layers know no options; models import what they need."""
+"""Subpackages import in one direction; models import what they need."""
 
 import ast
-import re
 
 import pytest
 
@@ -17,7 +16,6 @@ PACKAGES = {
     "all_attention": {"segment_language_model", "fairseq_integration"},
     "python_interface": {"segment_language_model", "fairseq_integration"},
 }
-OPTION = re.compile(r"--[a-z]")
 
 
 def statements(file, in_functions=True):
@@ -44,11 +42,11 @@ def imported(file, in_functions=True):
             yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
-def reached(file, in_functions=True):
-    """Return the files of the plugin's subpackages that a file imports, directly or not."""
+def reached(file):
+    """Return the files of the plugin's subpackages that a file imports outside of functions."""
     files = [file]
     for each in files:
-        for name in imported(each, in_functions):
+        for name in imported(each, in_functions=False):
             path = ROOT.joinpath(*name.split(".")[:3]).with_suffix(".py")
             for made in (path, path.with_name("__init__.py")):
                 if path.is_file() and made not in files:
@@ -69,20 +67,8 @@ def test_a_package_imports_only_from_those_below_it(package):
     assert wrong == []
 
 
-def test_layers_know_no_fairseq_and_name_no_option():
-    files = reached(PLUGIN / "modules" / "__init__.py")
-    layers = [file for file in files if file.parent.name != "fairseq_integration"]
-    assert len(layers) > 15
-    for file in layers:
-        names = {name.split(".")[0] for name in imported(file)}
-        assert names.isdisjoint(("fairseq", "omegaconf")), file
-        for node in statements(file):
-            text = node.value if isinstance(node, ast.Constant) else None
-            assert not isinstance(text, str) or not OPTION.search(text), file
-
-
 @pytest.mark.parametrize("paper", ["transformer_xl", "all_attention"])
 def test_a_segment_model_imports_no_memory_before_it_has_one(paper):
-    files = reached(PLUGIN / paper / "model.py", in_functions=False)
+    files = reached(PLUGIN / paper / "model.py")
     packages = {file.parent.name for file in files}
     assert packages == {paper, "segment_language_model", "fairseq_integration"}

@@ -1,35 +1,14 @@
 """Learned spans: groups of heads, cost, precision, loading."""
 
-import itertools
-
 import pytest
 import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention import attention as attention_file
-from fairseq_plugins.all_attention.adaptive_span import cheapest_parts
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
 PLACES = [*VARIANTS, "ff-attn"]
-
-
-@pytest.mark.parametrize("group_cost", [0, 7, 100])
-def test_heads_are_split_into_the_cheapest_parts(monkeypatch, group_cost):
-    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
-    widths = [3, 3, 9, 10, 40, 41, 200]
-
-    def cost(parts):
-        return sum((last - first) * widths[last - 1] + group_cost for first, last in parts)
-
-    every = [
-        list(itertools.pairwise([0, *cuts, len(widths)]))
-        for number in range(len(widths))
-        for cuts in itertools.combinations(range(1, len(widths)), number)
-    ]
-    parts = cheapest_parts(widths)
-    assert parts in every
-    assert cost(parts) == min(map(cost, every))
 
 
 def long_model(values):

@@ -7,7 +7,7 @@ from fairseq_plugins.all_attention import adaptive_span
 from fairseq_plugins.all_attention.network import AllAttentionNetwork, learned_spans
 from tests.reference import all_attention as reference
 from tests.segment_language_model.equations import assert_equals_the_equations
-from tests.segment_language_model.networks import SPAN, build
+from tests.segment_language_model.networks import SPAN, build, draw
 
 
 @pytest.mark.parametrize("group_cost", [0, 1000])
@@ -36,7 +36,13 @@ def test_the_span_penalty_sums_mean_spans_in_tokens():
         torch.testing.assert_close(gradient, torch.full_like(gradient, SPAN / 4))
 
 
-def test_dropout_acts_on_weights_and_on_the_sublayer():
-    network = build("AllAttentionNetwork", dropout=0.5)
-    assert {layer.self_attn.dropout for layer in network.layers} == {0.5}
-    assert {layer.dropout.p for layer in network.layers} == {0.5}
+@pytest.mark.parametrize("part", ["weights", "sublayer"])
+def test_dropout_acts_on_weights_and_on_the_sublayer(part):
+    network = build("AllAttentionNetwork", dropout=0.5).train()
+    assert not torch.allclose(network(draw())[0], network(draw())[0])
+    for layer in network.layers:
+        if part == "weights":
+            layer.dropout.p = 0.0
+        else:
+            layer.self_attn.dropout = 0.0
+    assert not torch.allclose(network(draw())[0], network(draw())[0])

@@ -39,22 +39,24 @@ def test_evaluation_on_two_workers_is_refused(data, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("context", "less"),
+    ("context", "less", "workers"),
     [
-        ("--mem-len 9", "--model-overrides {'mem_len':1}"),
-        ("--positions learned-absolute --extended-context 5", "--extended-context 0"),
+        ("--mem-len 9", "--model-overrides {'mem_len':1}", 1),
+        ("--mem-len 9", "--model-overrides {'mem_len':1}", 2),
+        ("--positions learned-absolute --extended-context 5", "--extended-context 0", 1),
     ],
 )
-def test_validation_logs_the_loss_of_an_evaluation(data, tmp_path, context, less):
-    # validate in 3 streams; training has 4
+def test_validation_logs_the_loss_of_an_evaluation(data, tmp_path, context, less, workers):
+    # validate in 3 streams on each worker; training has 4 in all
     words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
     --init-std 1.5 {context} --max-update 5 --lr 0.05 --valid-subset test --batch-size-valid 3
     --tokens-per-sample 3"""
-    printed = train(data, tmp_path, *words.split(), model=())
+    printed = train(data, tmp_path, *words.split(), model=(), workers=workers)
     (*_, logged) = re.findall(r"on 'test' subset \| loss ([\d.]+)", printed)
     # the task's option is not in the checkpoint
     _, extended, length = context.partition("--extended-context")
-    checkpoint, layout = tmp_path / "checkpoint_last.pt", "--batch-size 3 --tokens-per-sample 3"
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    layout = f"--batch-size {3 * workers} --tokens-per-sample 3"
     words = (*layout.split(), *(extended + length).split())
     assert float(logged) == pytest.approx(loss(evaluate(data, checkpoint, *words)), abs=6e-4)
     # the tokens that it reads back change the loss

@@ -1,4 +1,4 @@
-"""The plugin loads by path, installed, twice, in spawned workers and anew."""
+"""The plugin loads by path, installed, twice and anew."""
 
 import shutil
 import subprocess
@@ -23,17 +23,6 @@ assert "segment_language_modeling" in TASK_REGISTRY
 assert "all_attention_lm_tiny" in ARCH_MODEL_REGISTRY
 assert "segment_loss" in CRITERION_REGISTRY
 print("loaded from", fairseq_plugins.__path__[0])
-"""
-# fairseq spawns one process per GPU, and each of them imports --user-dir anew
-SPAWN = """
-import multiprocessing, sys
-def work(path):
-    sys.argv[1:] = [path]
-    exec(LOAD + CHECK)
-if __name__ == "__main__":
-    worker = multiprocessing.get_context("spawn").Process(target=work, args=sys.argv[1:])
-    worker.start()
-    worker.join()
 """
 FILE_FIRST = """
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
@@ -71,13 +60,6 @@ def test_an_installed_copy_is_loaded_by_path_and_import_and_then_by_no_other_pat
     done = python("-c", "import fairseq, fairseq_plugins" + CHECK + LOAD, PLUGIN, path=target)
     assert done.stdout.strip() == loaded, done.stderr
     assert f"Failed to import --user-dir={PLUGIN}" in done.stderr
-
-
-def test_the_plugin_is_loaded_by_path_in_a_spawned_worker(tmp_path):
-    script = tmp_path / "spawned.py"
-    script.write_text(f"LOAD, CHECK = {LOAD!r}, {CHECK!r}\n{SPAWN}")
-    done = python(script, PLUGIN)
-    assert done.stdout.strip() == f"loaded from {PLUGIN}", done.stderr
 
 
 @pytest.mark.parametrize(

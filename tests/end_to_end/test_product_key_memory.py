@@ -5,9 +5,8 @@ import re
 
 import torch
 
-from scripts.convert import average
 from tests.end_to_end.commands import ALL, USER_DIR, loss, run, tokens_evaluated
-from tests.end_to_end.trainings import EXACT, assert_equal, parameters, training_command
+from tests.end_to_end.trainings import parameters, training_command
 
 TASK = (*USER_DIR, "--task", "language_modeling")
 
@@ -48,20 +47,3 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
     values = parameters(tmp_path)["decoder.layers.1.memory.values.weight"]
     assert values.shape == (64, 8)
     assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
-
-
-def test_a_shared_table_is_trained_resumed_averaged_and_scored(
-    corpora, data, tmp_path, test_tokens
-):
-    model = """--memory-layers 1,2 --memory-share-values --memory-output-gate --disable-validation
-    --save-interval-updates 3""".split()
-    train_lm(corpora, tmp_path, *model)
-    resumed = tmp_path / "resumed"
-    train_lm(corpora, resumed, *model, "--restore-file", tmp_path / "checkpoint_1_3.pt")
-    weights = parameters(tmp_path)
-    assert_equal(parameters(resumed), weights, **EXACT)
-    one, other = (x for name, x in weights.items() if name.endswith("memory.values.weight"))
-    assert torch.equal(one, other)
-    mean = tmp_path / "average.pt"
-    average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
-    assert tokens_evaluated(evaluate_lm(data, mean)) == test_tokens

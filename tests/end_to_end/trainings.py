@@ -32,7 +32,8 @@ TRAININGS = {
     "product_key_memory": (
         "text",
         f"""{BLOCKS} --arch pkm_transformer_lm {NARROW} --decoder-ffn-embed-dim 32
-        --memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8
+        --memory-layers 1,2 --memory-share-values --memory-output-gate --memory-slots 64
+        --memory-heads 2 --memory-knn 4 --memory-query-dim 8
         --optimizer adam_with_memory --lr 0.003 --memory-lr 0.01""",
     ),
     "weighted_transformer": (

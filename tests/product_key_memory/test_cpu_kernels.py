@@ -1,7 +1,5 @@
 """Compiled loops give the same results on any number of threads, and run without a cache."""
 
-import importlib
-
 import numba
 import numpy as np
 import pytest
@@ -35,25 +33,6 @@ def test_an_update_that_divides_by_0_raises_nothing():
     numbers = (0.9, 0.98), torch.tensor(1.0), 0.0, 1e-3, 0.0
     cpu_kernels.update_rows(*tables, rows, torch.zeros(2, WIDTH), *numbers)
     assert tables[0].isnan().any(1).tolist() == [False, True, False, True]
-
-
-def test_kernels_without_numba_are_torchs_operations(monkeypatch, caplog):
-    with_numba, message = trained(), "Numba needs NumPy 9 or less"
-    imported = importlib.import_module
-
-    def refuse(name, *args):
-        if name.endswith("cpu_loops"):
-            raise ImportError(message)
-        return imported(name, *args)
-
-    cpu_kernels.import_loops.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setattr(importlib, "import_module", refuse)
-        without = trained()
-    cpu_kernels.import_loops.cache_clear()
-    torch.testing.assert_close(without, with_numba)
-    warned = [record.levelname for record in caplog.records if message in record.message]
-    assert warned == ["WARNING"]
 
 
 @pytest.mark.parametrize(

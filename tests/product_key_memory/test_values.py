@@ -136,25 +136,6 @@ def test_sums_and_gradients_equal_the_formula(monkeypatch, reads, kernel, sparse
         assert listed == table.grad.any(1).nonzero().flatten().tolist()
 
 
-def test_the_next_gradient_takes_memory_that_was_given_back():
-    memory, weights = Values(TABLE, WIDTH), torch.ones(2, 3, requires_grad=True)
-    memory.keep_gradient_beside_autograd()
-
-    def read(*rows):
-        memory(torch.tensor(rows), weights).sum().backward()
-        grad, memory.weight.grad = memory.weight.grad, None
-        return grad
-
-    first, second = read([1, 2, 3], [4, 5, 6]), read([1, 2, 3], [4, 5, 6])
-    places = [grad._values().data_ptr() for grad in (first, second)]
-    assert places[0] != places[1]
-    memory.reuse(second)
-    assert read([1, 2, 3], [3, 2, 1])._values().data_ptr() == places[1]
-    memory.reuse(first)
-    memory.double()
-    assert read([0, 1, 2], [3, 4, 5]).dtype == torch.float64
-
-
 @pytest.mark.parametrize("reads", READS)
 def test_gradients_in_pieces_equal_the_formula(monkeypatch, reads):
     """So they are computed in bfloat16 on an accelerator."""

@@ -1,12 +1,10 @@
 """--batch-split: an update with a batch in parts equals the update with the whole batch."""
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.batch_split import train_in_parts
 from fairseq_plugins.segment_language_model.streams import StreamIterator, StreamPasts, TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
@@ -103,24 +101,3 @@ def test_a_checkpoint_after_a_failed_part_has_equally_long_pasts():
             model(torch.full((size, 4), 5), pasts=part, start=start)
     # a run resumed from it needs equally long pasts of all streams
     assert pasts.state_dict()["layers"][0].shape == (3, 4, 16)
-
-
-def test_workers_exchange_gradients_once_a_batch():
-    # DistributedDataParallel exchanges gradients in each backward pass outside of no_sync()
-    events = []
-
-    @contextmanager
-    def no_sync():
-        events.append("silence")
-        yield
-        events.append("end")
-
-    def step(part):
-        events.append(part)
-        return torch.tensor(float(part), requires_grad=True), 1, {"loss": part}
-
-    loss, *rest = train_in_parts([2, 3, 4], SimpleNamespace(no_sync=no_sync), step)
-    assert (loss, *rest) == (9, 3, {"loss": 9})
-    # the loss does not keep the activations of a part alive
-    assert not loss.requires_grad
-    assert events == ["silence", 2, "end", "silence", 3, "end", 4]

@@ -95,19 +95,3 @@ def test_a_model_sees_changed_weights_at_once(build, options, behind):
                 (weight.data if behind and each is model else weight).mul_(0.7)
     results = [scores_by_segment(each, stream, 8) for each in (model, fresh)]
     torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
-@pytest.mark.parametrize(
-    ("build", "options"),
-    [
-        (tiny_transformer_xl, {}),
-        (tiny_model, {"adaptive_span": True}),
-        (tiny_model, {"persistent_variant": "ff-attn"}),
-    ],
-)
-def test_every_layer_uses_the_kernel_of_the_options(build, options, kernel):
-    model = build(attention_kernel=kernel, **options)
-    kernels = [module.kernel for module in model.modules() if hasattr(module, "kernel")]
-    assert len(kernels) >= 3
-    assert set(kernels) == {kernel}

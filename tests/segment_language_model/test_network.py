@@ -49,13 +49,15 @@ def test_a_network_gives_the_same_in_any_segments(name, training, grad, kernel):
 @each_mode
 def test_a_network_keeps_nothing_of_a_text(name, training, grad):
     network = build(name).train(training)
-    before = [set(vars(module)) for module in network.modules()]
+    before = [{**vars(module)} for module in network.modules()]
     state = copy.deepcopy(network.state_dict())
     with grad():
         _, past = network(draw())
         network(draw(STREAMS + 1, 3))
         network(draw(seed=5), past)
-    assert before == [set(vars(module)) for module in network.modules()]
+    for module, attributes in zip(network.modules(), before, strict=True):
+        assert vars(module).keys() == attributes.keys()
+        assert all(value is attributes[name] for name, value in vars(module).items())
     torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
 
 

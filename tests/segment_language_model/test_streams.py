@@ -147,20 +147,6 @@ def test_each_pass_has_new_pasts_and_segments_in_order(buffer_size):
     assert "pasts" not in epochs.state_dict()
 
 
-def test_a_resumed_pass_is_the_unbroken_one():
-    model, epochs, resumed = tiny_model().double(), iterator(), iterator()
-    epoch = epochs.next_epoch_itr()
-    for _ in range(2):
-        model(**next(epoch)["net_input"])
-    resumed.load_state_dict(epochs.state_dict())
-    rest, again = (
-        [model(**batch["net_input"])[0] for batch in batches]
-        for batches in (epoch, resumed.next_epoch_itr())
-    )
-    assert len(rest) == 3
-    torch.testing.assert_close(again, rest, rtol=0, atol=0)
-
-
 def test_a_pass_refuses_another_layout():
     epochs = iterator(shuffled_with=1)
     next(epochs.next_epoch_itr())
