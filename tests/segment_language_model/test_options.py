@@ -18,6 +18,7 @@ from tests import tiny
 from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
+ALONE = {"adaptive_softmax_cutoff": "8,14"}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
 
 
@@ -40,6 +41,7 @@ FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
         ({"adaptive_softmax_cutoff": "1,8"}, "'1,8': its first number must be at least 4"),
         ({"adaptive_softmax_cutoff": "8,10,12"}, "--adaptive-softmax-factor is 4: 3 cutoffs leave"),
         ({"compile_layers": True, "checkpoint_activations": True}, "with --checkpoint-activations"),
+        ({"share_decoder_input_output_embed": True, **ALONE}, "ties plain embeddings"),
     ],
 )
 def test_a_model_refuses_impossible_options(options, message):

@@ -294,3 +294,11 @@ def test_hooks_and_adapters_of_every_projection_take_effect(variant):
             module.register_full_backward_hook(lambda module, into, out: tuple(0 * x for x in into))
     model.train()(**sentences())[0].sum().backward()
     assert not model.encoder.layers[0].self_attn_layer_norm.weight.grad.any()
+
+
+def test_output_projections_start_as_those_of_fairseqs_attention():
+    model = tiny_weighted_transformer(encoder_embed_dim=64, decoder_embed_dim=64)
+    for module in (layer.self_attn.out_proj for layer in model.encoder.layers):
+        assert not module.bias.any()
+        # Xavier's uniform distribution
+        assert module.weight.std().item() == pytest.approx((2 / (64 + 64)) ** 0.5, rel=0.1)
