@@ -264,9 +264,7 @@ class NgramBlocker(nn.Module):
 
     def forward(self, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int) -> Tensor:
         """Return log-probabilities (B·K, V); the first step + 1 ``tokens`` (B·K, T) are set."""
-        possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
-        for row in possible.nonzero().view(-1).tolist():
-            text = tokens[row, : step + 1].tolist()
+        for row, text in enumerate(tokens[:, : step + 1].tolist()):
             last = text[len(text) - self.size + 1 :]
             banned = {
                 text[i + self.size - 1]
@@ -274,7 +272,8 @@ class NgramBlocker(nn.Module):
                 if text[i : i + self.size - 1] == last
             }
             others = log_probs[row].index_fill(0, tokens.new_tensor([*banned]), -torch.inf)
-            if not others.isneginf().all():  # a text may have used up all symbols
+            # prompts and the end allow one symbol, and a text may have used up all of them
+            if not others.isneginf().all():
                 log_probs[row] = others
         return log_probs
 
