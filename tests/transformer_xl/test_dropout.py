@@ -1,5 +1,6 @@
 """Dropout of the same elements at every token, of whole words, and of each part of a model."""
 
+import pytest
 import torch
 
 from fairseq_plugins.transformer_xl.dropout import LockedDropout, WordDropout
@@ -23,6 +24,12 @@ def test_word_dropout_drops_a_word_wherever_it_occurs():
     assert dropped.isdisjoint(others)
     assert abs(len(dropped) / 500 - 0.25) < 0.06
     torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 4 / 3))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0])
+def test_word_dropout_refuses_impossible_rates(p):
+    with pytest.raises(ValueError, match=rf"`p` is {p}: .*\[0, 1\)"):
+        WordDropout(p, 5)
 
 
 def test_every_dropout_acts_in_training_only():
