@@ -9,16 +9,12 @@ import shutil
 import subprocess
 
 import pytest
-from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
 from benchmarks import plot
 from scripts.docs import tables
 from tests.end_to_end.commands import PLUGIN, ROOT, prepare_python, run
 from tests.scripts.evaluate.saved_memory_models import write_all
 
-# the packages of the papers, and those that two or all of them share
-PACKAGES = ("transformer_xl", "all_attention", "segment_language_model", "product_key_memory")
-PACKAGES += ("weighted_transformer", "python_interface")
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [
@@ -34,43 +30,9 @@ def links(text):
     return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
 
 
-def test_the_table_of_the_code_names_every_file():
-    rows = [line for line in PAGES["docs/code.md"].splitlines() if re.match(r"\| .*\]\(", line)]
-    listed = set()
-    for row in rows:
-        source, *others = map(links, row.strip("|").split("|")[1:])
-        for (target,) in (source, *others):
-            assert (DOCS / target).is_file(), row
-        listed.add((DOCS / source[0]).resolve())
-    for package in PACKAGES:
-        files = {path for path in (PLUGIN / package).glob("*.py") if path.name != "__init__.py"}
-        missing = sorted(str(path.relative_to(ROOT)) for path in files - listed)
-        assert not missing, f"docs/code.md has no row for {missing}"
-
-
-def test_the_table_of_the_commands_is_what_is_there():
-    rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
-    assert len(rows) == len(dict(rows))
-    # files and folders that begin with _ are parts of commands
-    scripts = ROOT / "scripts"
-    paths = [*scripts.glob("[!_]*/[!_]*.py"), *scripts.glob("[!_]*/__main__.py")]
-    assert dict(rows) == {
-        f"`python -m scripts.{path.parent.name}.{path.stem}`".replace(".__main__", ""): (
-            ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).splitlines()[0]
-        )
-        for path in paths
-    }
-
-
 def test_the_page_of_options_is_up_to_date():
     page = PAGES["docs/options.md"]
     assert tables.options_page(page) == page, "run python -m scripts.docs.tables"
-
-
-def test_the_page_of_presets_names_each():
-    known = [(name, arch) for name in tables.TASKS for arch in ARCH_MODEL_INV_REGISTRY[name]]
-    named = re.findall(r"^\| `(\w+)` ", PAGES["docs/presets.md"], re.MULTILINE)
-    assert named == [arch for name, arch in known if arch != name]
 
 
 @pytest.mark.slow
@@ -112,48 +74,61 @@ def test_the_lines_of_python_run():
     assert names["y"].shape == names["x"].shape
 
 
-@pytest.mark.slow
-def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.fixture(scope="module")
+def pages_run(tmp_path_factory):
+    """Run the pages' commands in a folder; return it, the commands' names and what they printed."""
+    folder = tmp_path_factory.mktemp("pages")
     for name in ("fairseq_plugins", "scripts"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "quickstart").mkdir()
-    prepare_python(tmp_path / "quickstart" / "data")
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "quickstart").mkdir()
+    prepare_python(folder / "quickstart" / "data")
     pages = [PAGES[page] for page in ("README.md", "docs/evaluation.md", "docs/training.md")]
     names, logs = [], []
-    monkeypatch.chdir(tmp_path)
-    for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
-        command = re.sub(r"--max-update \d+", "--max-update 3", command)
-        pipe, _, words = command.rpartition(" | ")
-        # shlex would return an escaped line end as a word
-        name, *words = shlex.split(words.replace("\\\n", " "))
-        text = subprocess.check_output(["bash", "-c", pipe], text=True, encoding="utf-8")
-        # this process has loaded the plugin from PLUGIN
-        assert (tmp_path / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
-        words[words.index("--user-dir") + 1] = PLUGIN
-        names.append(name.removeprefix("fairseq-"))
-        logs.append(run(name, *words, text=text))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
+            command = re.sub(r"--max-update \d+", "--max-update 3", command)
+            pipe, _, words = command.rpartition(" | ")
+            # shlex would return an escaped line end as a word
+            name, *words = shlex.split(words.replace("\\\n", " "))
+            text = subprocess.check_output(["bash", "-c", pipe], text=True, encoding="utf-8")
+            # this process has loaded the plugin from PLUGIN
+            assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
+            words[words.index("--user-dir") + 1] = PLUGIN
+            names.append(name.removeprefix("fairseq-"))
+            logs.append(run(name, *words, text=text))
+    return folder, names, logs
+
+
+@pytest.mark.slow
+def test_commands_of_the_pages_run_in_order(pages_run):
+    folder, names, logs = pages_run
     assert names == "train eval-lm interactive interactive generate train".split()
-    assert (tmp_path / "checkpoints" / "checkpoint_last.pt").exists()
+    assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert re.search(r"^D-0\t\S+\tdef", logs[2], re.MULTILINE)
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", logs[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", logs[4], re.MULTILINE)) >= 8
+
+
+@pytest.mark.slow
+def test_python_page_runs_on_trained_models(pages_run, monkeypatch, capsys):
+    folder, _, _ = pages_run
     # stand in for the output of make quickstart-translation
-    output = tmp_path / "quickstart" / "translation"
+    output = folder / "quickstart" / "translation"
     output.mkdir()
     made = write_all(output)
     shutil.copytree(made / "pairs", made / "checkpoints")
     shutil.copy(made / "pairs.pt", made / "checkpoints" / "checkpoint_best.pt")
     (made / "data" / "bpe").mkdir(parents=True)
     (made / "data" / "bpe" / "codes").write_text("#version: 0.2\nt o</w>\n", encoding="utf-8")
+    monkeypatch.chdir(folder)
     capsys.readouterr()
     names = {}
     for code in re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL):
         # the model that stands in does not know the words
         lenient = '"quickstart/translation/checkpoints", allow_unknown=True'
         exec(code.replace('"quickstart/translation/checkpoints"', lenient), names)
-    output = capsys.readouterr().out
-    assert output.startswith(f"{names['score']}\n['")
-    assert len(ast.literal_eval(output.splitlines()[-1])) == 2
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{names['score']}\n['")
+    assert len(ast.literal_eval(printed.splitlines()[-1])) == 2
     assert names["both"].log_probs == pytest.approx(names["score"].log_probs, abs=1e-5)

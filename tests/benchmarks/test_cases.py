@@ -4,6 +4,7 @@ The published code takes part if ORIGINALS names checkouts of it, separated by c
 """
 
 import json
+import logging
 import math
 import os
 import re
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import measure, plot, published
-from benchmarks.cases import PAPERS, Selection, all_cases, quick_cases
+from benchmarks import cases, measure, plot, published
+from benchmarks.cases import Selection
 from benchmarks.measure import AUTOCAST, BF16, FP32, PUBLISHED, Case, Model, Row, Setting, Work
 
 CPU = torch.device("cpu")
@@ -34,22 +35,24 @@ def test_models_compute_the_same_and_all_run(name):
             case.build(model, Setting(CPU, dtype)).turn()
 
 
-def test_the_tables_have_every_paper():
-    for cases in (all_cases(False, {}), all_cases(True, {}), quick_cases({})):
-        assert tuple(dict.fromkeys(case.paper for case in cases)) == PAPERS
-        assert len(set(map(str, cases))) == len(cases)
-
-
 @pytest.mark.slow
-def test_memory_is_measured_in_a_separate_process():
+def test_memory_is_measured_in_a_separate_process(monkeypatch):
     chosen = Selection(["product_key_memory"], True, CPU, 1, [])
-    table = 64**2 * 512 * 4
-    training, inference = (
-        chosen.measure_memory(case, "ProductKeyMemory", FP32) for case in chosen.cases().values()
-    )
-    # the values and Adam's two means
-    assert training > 3 * table
-    assert table < inference < training
+    (case, _) = chosen.cases()
+    monkeypatch.setattr(Case, "build", Mock(side_effect=AssertionError("built in this process")))
+    # how much a process holds at most depends on the machine, as when it swaps
+    assert chosen.measure_memory(case, "ProductKeyMemory", FP32) >= 0
+
+
+def test_memory_of_a_model_is_what_building_and_two_turns_add(monkeypatch, caplog):
+    # restores the level of messages, which the function changes
+    caplog.set_level(logging.WARNING)
+    done = []
+    case = products(done=done)
+    monkeypatch.setattr(Selection, "cases", lambda *_, **options: {str(case): case})
+    monkeypatch.setattr(cases, "peak_memory", lambda _: 10 + 25 * len(done))
+    assert cases._added_memory(Selection([], True, CPU, 1, []), str(case), "ours", FP32) == 50
+    assert done == [1, 1]
 
 
 def test_the_command_prints_and_writes_what_it_measured(tmp_path, monkeypatch, capsys):
@@ -66,7 +69,7 @@ def test_the_command_prints_and_writes_what_it_measured(tmp_path, monkeypatch, c
         assert f"| {row['model']} " in printed
     (row,) = content["summary"]
     assert row["model"] == "product-key memory, 4k slots"
-    assert row["training"] > 0
+    assert row.keys() == {"model", "rival", "training", "evaluation"}
     assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
     drawn = tmp_path / "again.png"
     assert plot.main([str(tmp_path / "benchmark.json"), "--output", str(drawn)]) == 0
@@ -184,7 +187,7 @@ def test_a_model_is_compared_with_ours_in_each_dtype(monkeypatch):
         (-0.2, 2, 0.99, True),
     ],
 )
-def test_what_computes_other_things_is_not_compared(off, rows, agreement, refused):
+def test_largest_differences_refuses_other_outputs(off, rows, agreement, refused):
     case = products(off, rows, agreement)
     if refused:
         message = "^paper: a name, a mode: twice differs from ours by .* 0.1 is allowed"

@@ -1,8 +1,5 @@
 """Checkpoints that try to run code when they are loaded; each tries to make a folder, the mark."""
 
-import builtins
-import functools
-import os
 import pickle
 import shutil
 
@@ -15,22 +12,7 @@ import fairseq_plugins
 from scripts._shared.checkpoints import read_checkpoint
 from tests.end_to_end.commands import call, evaluation_command, run
 from tests.end_to_end.trainings import assert_refused, training_command
-
-
-class Reduced:
-    """An object whose pickle calls a function with arguments."""
-
-    def __init__(self, *call):
-        self._call = call
-
-    def __reduce__(self):
-        return self._call[0], self._call[1:]
-
-
-def chain(mark):
-    """Return an object that reaches a function through attributes of attributes."""
-    run_code = Reduced(getattr, Reduced(getattr, builtins.__import__, "__self__"), "exec")
-    return Reduced(functools.partial, run_code, f"import os; os.mkdir({mark!r})")
+from tests.scripts.evaluate.saved_models import UnsafePickle
 
 
 def bare_pickle(mark):
@@ -40,12 +22,9 @@ def bare_pickle(mark):
 
 
 CONTENTS = {
-    "a function that is called": lambda mark: Reduced(os.mkdir, mark),
-    "a chain of attributes": chain,
-    "a pickle in a pickle": lambda mark: Reduced(
-        pickle.loads, pickle.dumps(Reduced(os.mkdir, mark))
-    ),
-    "an array of objects": lambda mark: np.array([Reduced(os.mkdir, mark)], dtype=object),
+    "a function that is called": UnsafePickle,
+    # the list of what torch may load has the functions that make arrays
+    "an array of objects": lambda mark: np.array([UnsafePickle(mark)], dtype=object),
     "a bare pickle": bare_pickle,
 }
 
@@ -72,7 +51,7 @@ def test_a_command_executes_nothing_in_a_checkpoint(corpora, trained, tmp_path, 
     path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
     original = trained("transformer_xl") / "checkpoint_last.pt"
     state = torch.load(original, weights_only=True)
-    state["extra_state"]["more"] = Reduced(os.mkdir, str(mark))
+    state["extra_state"]["more"] = UnsafePickle(mark)
     torch.save(state, path)
     words = evaluation_command(corpora["text"], path)
     if command != "evaluate":

@@ -3,14 +3,16 @@
 ``pytest tests/robustness/test_kills.py -m slow --kills 50`` kills each command fifty times.
 """
 
+import multiprocessing
 import os
 import random
 import signal
 import time
 
 import pytest
+import torch
 
-from tests.end_to_end.commands import run, start
+from tests.end_to_end.commands import call, run, start
 from tests.end_to_end.trainings import (
     EXACT,
     TRAININGS,
@@ -18,9 +20,15 @@ from tests.end_to_end.trainings import (
     read_tensors,
     training_command,
 )
+from tests.scripts.prepare.prepared import contents
 
 pytestmark = pytest.mark.slow
 SAVED_OFTEN = ("--max-update", 15, "--save-interval-updates", 3, "--keep-interval-updates", 2)
+
+
+def count_files(folder):
+    # unlike rglob, os.walk passes over folders that are renamed meanwhile
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 
 def kill_while_it_writes(words, folder, draw):
@@ -29,7 +37,7 @@ def kill_while_it_writes(words, folder, draw):
     How many files, and for how long the command runs on, are random.
     """
     command, files = start(*words), draw.randint(1, 3)
-    while command.poll() is None and len(list(folder.rglob("*"))) < files:
+    while command.poll() is None and count_files(folder) < files:
         time.sleep(0.001)
     time.sleep(draw.uniform(0, 0.05))
     if command.poll() is None:
@@ -52,30 +60,51 @@ def test_a_killed_training_ends_as_one_that_was_not(corpora, tmp_path, paper, re
         assert_equal(read_tensors(folder / "checkpoint_last.pt"), expected, **EXACT)
 
 
-def contents(folder):
-    """Return the content of each file except logs, without the folder's name."""
-    return {
-        path.relative_to(folder): path.read_bytes().replace(str(folder).encode(), b"")
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix not in (".log", ".json")
-    }
+def kill_in_a_write(words, share):
+    """Call a command, as in a process of its own, that is killed when a share of a file is written.
+
+    Return whether it was killed there.
+    """
+    save = torch.save
+
+    def save_a_part(state, path):
+        save(state, path)
+        os.truncate(path, int(share * os.path.getsize(path)))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work():
+        torch.save = save_a_part
+        call(*words)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("name", ["prepare.text", "convert.average"])
-def test_a_killed_command_started_again_writes_the_same_files(
-    corpora, trained, tmp_path, name, request
-):
-    last = trained("transformer_xl") / "checkpoint_last.pt"
-    words = {
-        "prepare.text": ("--input", corpora["text"].parent, "--unit", "words"),
-        "convert.average": (last, last.with_name("checkpoint_1_4.pt")),
-    }[name]
-    whole, draw = tmp_path / "whole", random.Random(name)
-    for folder in (whole, *(tmp_path / str(n) for n in range(request.config.getoption("kills")))):
-        folder.mkdir()
-        command = (f"scripts.{name}", *words, "--output", folder / "output")
-        if folder != whole:
-            kill_while_it_writes(command, folder, draw)
-        if folder == whole or contents(folder) != contents(whole):
-            run(*command)
+def test_a_killed_preparation_started_again_writes_the_same_files(corpora, tmp_path, request):
+    words = ("scripts.prepare.text", "--input", corpora["text"].parent, "--unit", "words")
+    whole, draw = tmp_path / "whole", random.Random("prepare.text")
+    run(*words, "--output", whole)
+    for number in range(request.config.getoption("kills")):
+        folder = tmp_path / str(number)
+        kill_while_it_writes((*words, "--output", folder), folder, draw)
+        run(*words, "--output", folder)
         assert contents(folder) == contents(whole)
+
+
+def test_a_killed_average_leaves_no_file_of_its_name_and_starts_again(trained, tmp_path, request):
+    last = trained("transformer_xl") / "checkpoint_last.pt"
+    words = ("scripts.convert.average", last, last.with_name("checkpoint_1_4.pt"), "--output")
+    draw, kills = random.Random("convert.average"), request.config.getoption("kills")
+    # torch writes the name of a file into it
+    whole, *outputs = (tmp_path / str(number) / "mean.pt" for number in range(kills + 1))
+    whole.parent.mkdir()
+    run(*words, whole)
+    for output in outputs:
+        output.parent.mkdir()
+        assert kill_in_a_write((*words, output), draw.random())
+        assert not output.exists()
+        run(*words, output)
+        assert output.read_bytes() == whole.read_bytes()
+        assert list(output.parent.iterdir()) == [output]

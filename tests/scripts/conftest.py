@@ -4,19 +4,34 @@ import re
 
 import pytest
 
+from tests.scripts.refusals import refused
+
 
 @pytest.fixture
-def refused(tmp_path, capsys):
+def call(capsys):
+    """Return a function that runs a command's ``main`` and returns status, stdout and stderr."""
+
+    def call(main, *words):
+        capsys.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as ended:
+            # raised by the parser
+            status = ended.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def check_refusal(tmp_path, call):
     """Check that a command prints one error, whose start matches a pattern, and writes nothing."""
 
     def check(main, words, message):
-        capsys.readouterr()
-        output = tmp_path / "refused"
-        assert main([*map(str, words), "--output", str(output)]) == 1
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert re.match(f"error: {message}", printed.err), printed.err
-        assert printed.err.count("\n") == 1
+        status, printed, error = call(main, *words, "--output", tmp_path / "refused")
+        assert refused((status, printed, error)), error
+        assert printed == ""
+        assert re.match(f"error: {message}", error), error
         assert list(tmp_path.glob("refused*")) == []
 
     return check

@@ -9,7 +9,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_fails_leaves_the_file_that_was_there(tmp_path):
+def test_atomic_write_keeps_the_old_file_after_an_error(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
 

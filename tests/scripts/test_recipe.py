@@ -66,7 +66,7 @@ def test_each_recipe_builds_a_model_and_published_ones_have_the_published_size(p
 
 
 @pytest.mark.parametrize("paper", recipe.PAPERS)
-def test_evaluation_is_understood_and_scores_every_token(paper):
+def test_evaluation_commands_are_understood(paper):
     for name in (name for each, name in NAMES if each == paper):
         if not isinstance(recipe.load(paper, name)["evaluate"], dict):
             assert name.startswith("facts")  # whose training scores all facts itself
@@ -81,17 +81,9 @@ def test_evaluation_is_understood_and_scores_every_token(paper):
 
 
 @pytest.mark.parametrize("paper", recipe.PAPERS)
-def test_groups_and_explanations_are_of_recipes_that_there_are(paper):
-    file = recipe.read_recipes(paper)
-    for group, patterns in file["groups"].items():
+def test_groups_are_of_recipes_that_there_are(paper):
+    for group, patterns in recipe.read_recipes(paper)["groups"].items():
         assert all(recipe.find_recipes([f"{paper}/{pattern}"]) for pattern in patterns), group
-    explained = {
-        line.partition(":")[0]
-        for each, name in NAMES
-        if each == paper
-        for line in recipe.explain(paper, recipe.commands(paper, name, "train")[0])
-    }
-    assert explained == {f"--{key}" for key in file["explain"]}
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -204,6 +196,25 @@ def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
     assert len(commands_run) == 16
 
 
+def table_cells(*arguments):
+    """Return the cells of the table of results, row by row, without its head."""
+    lines = results_table(*arguments).splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_results_of_translations_are_the_bleu_of_each_test_set(tmp_path):
+    folder = tmp_path / "paper" / "name" / "1"
+    for part, score in (("test", 27.34), ("test1", 25.0)):
+        (folder / part).mkdir(parents=True)
+        scores = {"detokenized": {"score": score}, "tokenized": {"score": 99}, "gleu": 99}
+        (folder / part / "scores.json").write_text(json.dumps(scores))
+    (folder / "train.done").write_text("fairseq-train DATA --x\n")
+    (folder / "train.log").write_text("no figures\n")
+    # the loss of another evaluation
+    (folder / "evaluate.log").write_text("Loss (base 2): 2.1250, Perplexity: 4.36\n")
+    assert table_cells(tmp_path) == [["paper/name", "1", "0", "", "test 27.3, test1 25.0", "", ""]]
+
+
 def test_results_are_in_the_unit_of_the_data(tmp_path):
     for unit, losses in (("characters", (3.0, 2.0, 2.25)), ("words", (8.0, 7.0, 7.5))):
         data = tmp_path / unit
@@ -221,11 +232,7 @@ def test_results_are_in_the_unit_of_the_data(tmp_path):
                 lines.append(f"2026 | INFO | {kind} | {json.dumps(values)}")
         (folder / "train.log").write_text("\n".join(lines))
         (folder / "evaluate.log").write_text("Loss (base 2): 2.1250, Perplexity: 4.36\n")
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in results_table(tmp_path / "out", 7.2).splitlines()[2:]
-    ]
-    assert rows == [
+    assert table_cells(tmp_path / "out", 7.2) == [
         ["paper/characters", "1", "3", "2.0000 bits", "2.1250 bits", "250", "3.0", "1", "1.0"],
         ["paper/words", "1", "3", "128.00 ppl", "4.36 ppl", "250", "3.0", "2", "2.0"],
     ]

@@ -87,14 +87,14 @@ def test_the_mean_keeps_constraints_ties_and_types():
     ],
 )
 def test_checkpoints_that_do_not_belong_together_are_refused(
-    models, tmp_path, refused, change, message
+    models, tmp_path, check_refusal, change, message
 ):
     newest, other = models / "checkpoint3.pt", tmp_path / "other.pt"
     state = torch.load(models / "checkpoint1.pt", weights_only=True)
     change(state, state["model"])
     torch.save(state, other)
     message = message.replace("BOTH", f"{newest} and OTHER").replace("OTHER", str(other))
-    refused(main, [newest, other], message)
+    check_refusal(main, [newest, other], message)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
         (("checkpoint1.pt", "checkpoint_best.pt", "checkpoint3.pt"), "CHECKPOINT: give two or"),
     ],
 )
-def test_impossible_choices_are_refused(models, refused, words, message):
+def test_impossible_choices_are_refused(models, check_refusal, words, message):
     paths = [models / word if str(word)[:1] in ("", "c") else word for word in words]
-    refused(main, paths, message.replace("FOLDER", str(models)))
+    check_refusal(main, paths, message.replace("FOLDER", str(models)))
 
 
 def test_a_file_that_is_there_stays(models, tmp_path, capsys):

@@ -184,8 +184,8 @@ def test_half_precision_within_a_trainings_checkpoint_is_read(tmp_path):
         (SYMBOLS, ("--unit", "subwords"), "subwords"),
     ],
 )
-def test_it_carries_what_a_training_leaves(tmp_path, symbols, options, unit):
-    """An import keeps its unit, and refuses another dictionary of the same size."""
+def test_import_writes_its_unit_and_refuses_another_dictionary(tmp_path, symbols, options, unit):
+    # the other dictionary is of the same size
     imported(transformer_xl(symbols=symbols), tmp_path, options=options)
     output = tmp_path / "output"
     assert read_units(output).unit == unit

@@ -24,12 +24,12 @@ PROJECTION = "transformer/adaptive_softmax/cutoff_2/proj"
 
 
 @pytest.fixture
-def import_refused(tmp_path, refused):
+def import_refused(tmp_path, check_refusal):
     """Check that the importer refuses files in ``tmp_path`` with an error that has some words."""
 
     def check(source, words, name="model.pt"):
         line = importer_words(source, tmp_path, name)
-        refused(checkpoint.main, line, f".*{re.escape(words)}")
+        check_refusal(checkpoint.main, line, f".*{re.escape(words)}")
 
     return check
 

@@ -31,7 +31,7 @@ OPTIMIZER = {
 }
 
 
-def assert_refused(path, file):
+def assert_not_read(path, file):
     message = f"^--checkpoint {path}: {file} is missing, cut short, changed or not TensorFlow's"
     with pytest.raises(ValueError, match=message):
         read_bundle(path)
@@ -60,14 +60,14 @@ def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path, damage, name
     whole = file.read_bytes()
     for position in range(0, len(whole), 3):
         file.write_bytes(damage(whole, position))
-        assert_refused(tmp_path / "x", name)
+        assert_not_read(tmp_path / "x", name)
     file.unlink()
-    assert_refused(tmp_path / "x", name)
+    assert_not_read(tmp_path / "x", name)
 
 
 def test_a_table_without_a_header_is_no_index(tmp_path):
     (tmp_path / "x.index").write_bytes(table({b"a": entry(1, [1], 0, 0, b"abcd")}))
-    assert_refused(tmp_path / "x", "x.index")
+    assert_not_read(tmp_path / "x", "x.index")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_index_reaches_no_other_file(tmp_path, file, offset, named):
     (tmp_path / "x.data-00000-of-00002").write_bytes(b"abcd")
     rows = {b"": field(1, 2), b"../up": entry(1, [1], file, offset, b"abcd")}
     (tmp_path / "x.index").write_bytes(table(rows))
-    assert_refused(tmp_path / "x", named)
+    assert_not_read(tmp_path / "x", named)
 
 
 # a pickle as Python 2 wrote it, in which text is bytes

@@ -14,9 +14,9 @@ TOKENS = 97
 PAIRS = ((4, 6), (9, 3), (2, 2), (7, 5), (5, 5), (3, 8), (1, 1))
 SOURCES, TARGETS = map(sum, zip(*PAIRS, strict=True))
 # options of the models that tests.product_key_memory.tiny builds
-_BLOCKS = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24}
-_BLOCKS |= {"decoder_attention_heads": 2, "tokens_per_sample": 16, "max_target_positions": None}
-_BLOCKS |= {"add_bos_token": False, "memory_optimizer": None, "tpu": False}
+_BLOCKS = {**tiny.SIZES, "decoder_ffn_embed_dim": 24, "tokens_per_sample": 16}
+_BLOCKS |= {"max_target_positions": None, "memory_optimizer": None}
+_BLOCKS |= {"add_bos_token": False, "tpu": False}
 _PAIRS = {"dropout": 0.0, "encoder_memory_layers": "2", "decoder_memory_layers": "1"}
 for part in ("encoder", "decoder"):
     _PAIRS |= {f"{part}_layers": 2, f"{part}_embed_dim": 16, f"{part}_ffn_embed_dim": 24}

@@ -74,8 +74,7 @@ def write_checkpoint(path, name, seed=1, **options):
         "all_attention_lm": {"persistent_vectors": 5, "attention_span": 6},
         "transformer_xl": {"decoder_ffn_embed_dim": 24},
     }
-    trained = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
-    trained |= {**sizes[name], **tiny.SEGMENTS, **options}
+    trained = {**tiny.SIZES, **sizes[name], **tiny.SEGMENTS, **options}
     cfg = {**shape, **trained, "_name": name}
     if name == "transformer_xl":
         cfg["positions"] = str(options.get("positions", "transformer-xl"))

@@ -23,9 +23,13 @@ def words(folder, *others):
         ("--mem-len 2 --split dev", "--data .*bin, --split dev: no data at"),
     ],
 )
-def test_what_cannot_be_is_refused(folder, models, refused, options, message):
+def test_attention_length_refuses_windows_without_recurrence_and_missing_splits(
+    folder, models, check_refusal, options, message
+):
     checkpoint = ("--checkpoint", f"L={folder}/xl.pt")
-    refused(measure_attention_length.main, words(folder, *checkpoint, *options.split()), message)
+    check_refusal(
+        measure_attention_length.main, words(folder, *checkpoint, *options.split()), message
+    )
 
 
 def test_a_difference_has_an_interval_from_the_means_over_its_pieces():

@@ -78,7 +78,9 @@ def test_reads_and_losses_cover_the_split(saved, tmp_path, capsys, name, options
         ("pairs", "pairs", "--tokens-per-sample 5", "tokens_per_sample is 5, but .*pairs.pt holds"),
     ],
 )
-def test_what_cannot_be_is_refused(saved, tmp_path, capsys, name, data, options, message):
+def test_memory_usage_refuses_models_without_memories(
+    saved, tmp_path, capsys, name, data, options, message
+):
     line = [*words(saved, name, data), "--output", str(tmp_path / "out"), *options.split()]
     assert measure_memory_usage.main(line) == 1
     assert re.match(f"error: {message}", capsys.readouterr().err)

@@ -93,8 +93,8 @@ def test_the_group_is_the_baseline_for_each():
 )
 def test_a_model_that_reads_no_farther_has_that_as_its_recl(end, step, longest, tokens, bound):
     losses = losses_that_fall_until(end)
-    found = recl(losses, 1, 0, range(step, longest + 1, step), 1, 0.01, limit=end)
-    assert (found["tokens"], found["bound"]) == (tokens, bound)
+    measured = recl(losses, 1, 0, range(step, longest + 1, step), 1, 0.01, limit=end)
+    assert (measured["tokens"], measured["bound"]) == (tokens, bound)
 
 
 def load_as_recl(folder, name, stride=1):
@@ -115,7 +115,7 @@ def load_as_recl(folder, name, stride=1):
         ("blocks", 5, 1, 20, 30),
     ],
 )
-def test_a_token_has_its_context_in_sight(
+def test_context_losses_equal_a_pass_over_each_window(
     folder, models, saved, name, context, stride, first, step
 ):
     loaded, arguments = load_as_recl(saved if name == "blocks" else folder, name, stride)
@@ -175,6 +175,6 @@ def test_the_script_measures_a_group(folder, models, tmp_path, monkeypatch):
     assert (tmp_path / "recl.png").stat().st_size > 5000
 
 
-def test_contexts_longer_than_the_text_are_refused(folder, models, refused):
+def test_contexts_longer_than_the_text_are_refused(folder, models, check_refusal):
     line = words(folder, "--checkpoint", f"{folder}/xl.pt", "--max-tokens", "14")
-    refused(measure_recl.main, line, "--max-context is 14 and the text has 14 tokens")
+    check_refusal(measure_recl.main, line, "--max-context is 14 and the text has 14 tokens")

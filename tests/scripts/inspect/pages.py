@@ -1,14 +1,8 @@
 """Pages of tiny models with random weights, one for each paper."""
 
 from scripts.inspect import __main__ as inspect
-from tests.product_key_memory.tiny import MEMORY, tiny_transformer
-from tests.scripts.evaluate.saved_memory_models import _PAIRS, write_blocks, write_pairs
-from tests.scripts.evaluate.saved_models import (
-    task_options,
-    write_checkpoint,
-    write_state,
-    write_text,
-)
+from tests.scripts.evaluate.saved_memory_models import write_all
+from tests.scripts.evaluate.saved_models import write_checkpoint
 
 TOKENS = 40
 # models by their names, and the data that their pages show
@@ -17,17 +11,10 @@ MODELS = dict.fromkeys(("recurrent", "spans", "blocks", "streams"), "text") | {"
 
 def write_models(folder):
     """Write a checkpoint for each of MODELS, and the data; return the folder."""
-    write_text(folder / "text")
-    write_pairs(folder / "pairs")
+    write_all(folder)
     write_checkpoint(folder / "recurrent.pt", "transformer_xl", mem_len=5)
     spans = {"adaptive_span": True, "span_ramp": 2, "span_init": 0.5}
     write_checkpoint(folder / "spans.pt", "all_attention_lm", attention_span=6, **spans)
-    write_blocks(folder / "blocks.pt")
-    memory = {"mem_len": 5, "memory_layers": "1,3", **MEMORY}
-    write_checkpoint(folder / "streams.pt", "transformer_xl", **memory)
-    model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
-    options = {**MEMORY, **_PAIRS, "_name": "pkm_transformer"}
-    write_state(folder / "pairs.pt", model, options, task_options("translation"))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it shows what the model computes, by mouse and by keyboard."""
+"""The page in a real browser shows what the model computes."""
 
 import math
 import re
@@ -139,31 +139,6 @@ def test_the_switch_shows_losses_without_the_past(show, folder):
     assert any(amounts[8:])
 
 
-def test_a_token_is_reached_and_selected_by_keyboard(show):
-    page = show("recurrent")
-    while focused(page).get_attribute("role") != "option":
-        focused(page).send_keys(Keys.TAB)
-    focused(page).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-    focused(page).send_keys(Keys.END)
-    assert focused(page).get_attribute("data-index") == str(TOKENS - 1)
-    focused(page).send_keys(Keys.ARROW_LEFT)
-    assert focused(page).value_of_css_property("outline-style") == "solid"
-    assert not all_of(page, "#card[hidden]")
-    focused(page).send_keys(Keys.ENTER)
-    assert selected(page) == [TOKENS - 2]
-    assert "To predict" in text_of(page, "#panel")
-    # heads are a group of their own, one press of Tab further
-    focused(page).send_keys(Keys.TAB)
-    before = focused(page).get_attribute("aria-label")
-    focused(page).send_keys(Keys.ARROW_LEFT)
-    focused(page).send_keys(Keys.ENTER)
-    label = focused(page).get_attribute("aria-label")
-    assert label != before
-    assert label.split(":")[0].capitalize() in text_of(page, "#legend").capitalize()
-    focused(page).send_keys(Keys.ESCAPE)
-    assert selected(page) == []
-
-
 def test_a_click_shows_the_tokens_that_were_read(show, folder):
     loaded = load(folder / "recurrent.pt", folder / "text")
     weights = {}
@@ -213,35 +188,6 @@ def test_a_target_token_shows_what_it_read_of_the_source(show):
     assert max(amounts) == 75
     assert len(all_of(page, "#matrix tr")) == len(tokens(page)) + 1
     assert len(all_of(page, "#matrix tr:last-child td")) == len(amounts)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_nothing_is_wider_than_the_window(show, name):
-    page = show(name)
-    # windows cannot be as narrow as a phone
-    metrics = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    try:
-        for width in (1280, 400):
-            metrics["width"] = width
-            page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-            assert page.execute_script("return document.documentElement.scrollWidth") <= width
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_the_theme_can_be_changed(show):
-    page = show("recurrent")
-    background = all_of(page, "body")[0].value_of_css_property("background-color")
-    all_of(page, "#theme")[0].click()
-    assert all_of(page, "body")[0].value_of_css_property("background-color") != background
-
-
-def test_curves_are_drawn_by_updates_and_by_minutes(show):
-    page = show("recurrent")
-    assert "updates" in text_of(page, "[data-chart=loss]")
-    all_of(page, "[name=by][value=minutes]")[0].click()
-    assert "minutes" in text_of(page, "[data-chart=loss]")
-    assert "mean span" in text_of(page, "#curves")
 
 
 def test_one_figure_is_drawn_as_a_picture(folder, pages, tmp_path):

@@ -1,7 +1,6 @@
 """What is kept of a text's reads: the same losses as in evaluation, the largest weights."""
 
 import base64
-import json
 import zlib
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from fairseq_plugins import load
 from scripts.inspect._layers import Reads
-from scripts.inspect._reads import BYTES_PER_TOKEN, TextReads, WeightTable, read_pair, read_text
+from scripts.inspect._reads import TextReads, WeightTable, read_pair, read_text
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models
 
 
@@ -79,13 +78,3 @@ def test_the_mean_weight_by_distance_is_over_the_queries_that_reach_it():
     mean = unpack(distances["weight"])
     np.testing.assert_allclose(mean, [(0.75 + 0.5) / 2, (0.25 + 0.3) / 2, 0.2], atol=1e-6)
     assert distances["mean"] == pytest.approx([(0.25 + 0.3 + 2 * 0.2) / 2])
-
-
-def test_weights_of_a_large_model_fit_into_the_page():
-    reads, tokens = TextReads(), 300
-    torch.manual_seed(1)
-    for layer in range(6):
-        weights = torch.randn(8, 1, tokens, 400).mul(2).softmax(-1)
-        reads(f"decoder.layers.{layer}.self_attn", None, Reads(torch.empty(0), weights))
-    tables = reads.packed(tokens)["tables"]
-    assert 0.7 < len(json.dumps(tables)) / (BYTES_PER_TOKEN * tokens) <= 1

@@ -3,16 +3,17 @@
 import dataclasses
 import hashlib
 import importlib
-import json
+import io
 import shutil
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
+from unittest.mock import Mock
 
 import pytest
+import requests
+import urllib3
 
-from tests.scripts.prepare.prepared import SPLITS, lines, refused, tarred, write_files, zipped
+from tests.scripts.prepare.prepared import SPLITS, lines, read_json, tarred, write_files, zipped
+from tests.scripts.refusals import refused
 
 CHARACTERS = b"ab\n ab\n" * 100
 LETTERS = b"ab ab a" * 100
@@ -41,17 +42,16 @@ def md5(content):
     return f"md5:{hashlib.md5(content).hexdigest()}"
 
 
-def expect_small(monkeypatch, name, host="localhost:1", **changes):
-    """Let a data set's command expect the small archive on a host; return its ``main``."""
+def expect_small(monkeypatch, name, **changes):
+    """Let a data set's command expect the small archive; return its ``main``."""
     module = importlib.import_module(f"scripts.prepare.{name}")
     data_set = getattr(module, name.upper())
     archives = []
     for archive in data_set.archives:
-        known = {"address": f"{host}/{archive.name}"}
         if archive.checksum:
-            known["checksum"] = md5(FILES[name][archive.name])
+            known = {"checksum": md5(FILES[name][archive.name])}
         else:
-            known["text_checksum"] = md5(CHARACTERS if name == "enwik8" else LETTERS)
+            known = {"text_checksum": md5(CHARACTERS if name == "enwik8" else LETTERS)}
             changes["sizes"] = (500, 100, 100)
         if name == "lm1b":
             known["members"] = [member for member in NEWS if "-00002-of-00050" not in member]
@@ -88,9 +88,10 @@ UNITS = {"enwik8": "bytes", "text8": "characters"}
 @pytest.fixture
 def prepare(call, tmp_path, monkeypatch):
     """Return a function that prepares a data set whose published archives are the small ones."""
+    monkeypatch.setattr(requests, "get", Mock(side_effect=AssertionError("it downloads")))
 
-    def prepare(name, *options, host="localhost:1", **changes):
-        main = expect_small(monkeypatch, name, host, **changes)
+    def prepare(name, *options, **changes):
+        main = expect_small(monkeypatch, name, **changes)
         words = {"enwik8": ("--newlines", "eos"), "text8": ()}.get(name, ("--workers", 1))
         return call(main, "--output", tmp_path / "out", *words, *options)
 
@@ -108,43 +109,33 @@ def archives(tmp_path):
     return write
 
 
-@contextmanager
-def serve(files, cut=None):
-    """Serve files by name in any folder; yield the host and the list of requested names.
+@pytest.fixture
+def serve(monkeypatch):
+    """Return a function that lets each host have these files by name; it returns what is asked for.
 
-    Each connection breaks after ``cut`` bytes.
+    Hosts do not answer to https. Each transfer breaks after ``cut`` bytes.
     """
-    asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(PurePosixPath(self.path).name)
-            content = files.get(asked[-1])
+    def serve(files, cut=None):
+        asked = []
+
+        def get(url, headers, **options):
+            if url.startswith("https:"):
+                raise requests.ConnectionError("no answer")
+            asked.append(PurePosixPath(url).name)
+            content, response = files.get(asked[-1]), requests.Response()
             # one of the real hosts also rejects Python's user agent
-            if content is None or self.headers["User-Agent"].startswith("python"):
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[:cut])
+            rejected = content is None or headers["User-Agent"].startswith("python")
+            response.status_code = 404 if rejected else 200
+            if not rejected:
+                body, sizes = io.BytesIO(content[:cut]), {"Content-Length": str(len(content))}
+                response.raw = urllib3.HTTPResponse(body, sizes, 200, preload_content=False)
+            return response
 
-        def log_message(self, *arguments):
-            pass
+        monkeypatch.setattr(requests, "get", get)
+        return asked
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def read_json(path):
-    return json.loads(path.read_text())
+    return serve
 
 
 @pytest.mark.parametrize("name", ITEMS)
@@ -228,27 +219,29 @@ def test_another_number_of_symbols_is_refused(prepare, archives, tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["enwik8", "ptb"])
-def test_an_archive_that_broke_off_or_is_another_is_downloaded_again(prepare, tmp_path, name):
+def test_an_archive_that_broke_off_or_is_another_is_downloaded_again(
+    prepare, serve, tmp_path, name
+):
     out, files = tmp_path / "out", FILES[name]
     page, other = (dict.fromkeys(files, sent) for sent in (b"<html>", zipped({name: b"other"})))
     for sent, cut, named in ((files, 3, "--from"), (page, None, name), (other, None, name)):
-        with serve(sent, cut) as (host, _):
-            assert refused(prepare(name, host=host), named)
+        serve(sent, cut)
+        assert refused(prepare(name), named)
         assert not out.exists()
-    with serve(files) as (host, asked):
-        assert prepare(name, host=host)[0] == 0
+    asked = serve(files)
+    assert prepare(name)[0] == 0
     assert asked == list(files)
     assert lines(out / "bin", "test")
     assert not (out / "download").exists()
 
 
-def test_archives_that_arrived_before_a_failure_are_not_downloaded_again(prepare, tmp_path):
+def test_archives_that_arrived_before_a_failure_are_not_downloaded_again(prepare, serve, tmp_path):
     out, files = tmp_path / "out", FILES["ptb"]
     first, *others = files
-    with serve({first: files[first]}) as (host, _):
-        assert refused(prepare("ptb", host=host), f"{others[0]} cannot be downloaded")
+    serve({first: files[first]})
+    assert refused(prepare("ptb"), f"{others[0]} cannot be downloaded")
     assert [path.name for path in out.rglob("*") if path.is_file()] == [first]
-    with serve(files) as (host, asked):
-        assert prepare("ptb", host=host)[0] == 0
+    asked = serve(files)
+    assert prepare("ptb")[0] == 0
     assert asked == others
     assert not (out / "download").exists()

@@ -1,7 +1,8 @@
 """Random facts."""
 
 from scripts.prepare import facts
-from tests.scripts.prepare.prepared import lines, refused
+from tests.scripts.prepare.prepared import lines
+from tests.scripts.refusals import refused
 
 
 def test_there_is_one_fact_for_each_subject_and_relation():

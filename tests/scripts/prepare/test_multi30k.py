@@ -4,7 +4,8 @@ import gzip
 import hashlib
 
 from scripts.prepare import multi30k
-from tests.scripts.prepare.prepared import contents, refused
+from tests.scripts.prepare.prepared import contents
+from tests.scripts.refusals import refused
 
 
 def test_multi30k_unpacks_and_joins_its_texts(tmp_path, monkeypatch, call):

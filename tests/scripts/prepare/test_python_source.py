@@ -141,7 +141,7 @@ def add_wheel(folder, name, files):
     return f"{name}==1.0 {name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-def test_what_people_wrote_in_packages_is_read_once(tmp_path, monkeypatch):
+def test_read_packages_leaves_out_copies_and_generated_files(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     # training is read first, wherever it is in the list

@@ -1,11 +1,8 @@
 """Moses tokens and units of byte pair encoding."""
 
-import gzip
-import os
 import random
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +10,6 @@ from scripts.prepare import _lines, _subwords
 from scripts.prepare._lines import read_lines
 from scripts.prepare._subwords import check_codes, learn, make_units, subword_units
 
-BESIDE = Path(__file__).parents[4] / "shared/data/multi30k"
-# set it to a folder with the published archives
-DOWNLOADS = Path(os.environ.get("MULTI30K_ARCHIVES", BESIDE))
 ODD = [
     "a\u0301e \u00fcber \U0001f600\U0001f600 \ud55c\uad6d\uc5b4 x\u00a0y \u2028 a@@b </w> lo</w>w",
     "",
@@ -30,13 +24,6 @@ def draw_lines():
     return [" ".join(draw.choices(words, k=draw.randint(0, 9))) for _ in range(100)]
 
 
-def read_multi30k():
-    """Return lines of Multi30k as words, [] if its archives are not there."""
-    paths = [DOWNLOADS / f"val.{language}.gz" for language in ("en", "de", "fr")]
-    texts = [gzip.decompress(path.read_bytes()).decode() for path in paths if path.exists()]
-    return [" ".join(line.split()) for text in texts for line in text.splitlines()]
-
-
 def units(codes, lines, monkeypatch, fast):
     with monkeypatch.context() as patch:
         if not fast:
@@ -47,7 +34,7 @@ def units(codes, lines, monkeypatch, fast):
 def test_fastbpe_and_subword_nmt_give_the_same_units(tmp_path, monkeypatch):
     pytest.importorskip("fastBPE", reason="fastBPE is not installed")
     text = tmp_path / "text"
-    lines = [*read_multi30k(), *draw_lines(), *ODD]
+    lines = [*draw_lines(), *ODD]
     text.write_text("\n".join([*lines, ""]), encoding="utf-8")
     codes = tmp_path / "codes"
     learn([text], 500, codes)

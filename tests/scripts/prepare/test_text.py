@@ -1,7 +1,6 @@
 """prepare.text: users' own texts as characters, words or subwords."""
 
 import gzip
-import json
 import random
 from functools import partial
 
@@ -9,7 +8,8 @@ import pytest
 from sacremoses import MosesDetokenizer
 
 from scripts.prepare import text
-from tests.scripts.prepare.prepared import SPLITS, contents, lines, refused, write_files
+from tests.scripts.prepare.prepared import SPLITS, contents, lines, read_json, write_files
+from tests.scripts.refusals import refused
 
 LINES = [f"Line {number}, the old farmer's hat & coat." for number in range(40)]
 
@@ -21,10 +21,6 @@ def prepare(call, tmp_path):
 
 def written(folder, split, stage="tokens"):
     return (folder / stage / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
-
-
-def read_json(path):
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -168,7 +164,7 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
         ("--unit subwords --input {}/short.txt", "train.txt"),
     ],
 )
-def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named):
+def test_prepare_text_refuses_unusable_inputs_and_options(prepare, source, tmp_path, words, named):
     files = {
         **dict.fromkeys(["half/train.txt", *(f"parts/{split}.txt" for split in SPLITS)], "a\n"),
         **{f"documents/{number}.txt": "a\n" for number in range(9)},

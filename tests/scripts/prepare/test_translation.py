@@ -10,7 +10,8 @@ from sacremoses import MosesDetokenizer
 from scripts.prepare import translation
 from scripts.prepare._lines import read_lines
 from scripts.prepare.translation import verdict
-from tests.scripts.prepare.prepared import contents, lines, refused, write_files
+from tests.scripts.prepare.prepared import contents, lines, write_files
+from tests.scripts.refusals import refused
 
 LANGUAGES = ("en", "de")
 # Pairs that must be left out of training, by the reason.
@@ -140,7 +141,7 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
         ("--train {}/no", "--train {}/no"),
     ],
 )
-def test_what_cannot_be_used_is_refused(prepare, folder, options, named):
+def test_prepare_translation_refuses_unusable_inputs_and_options(prepare, folder, options, named):
     write_files(folder, {"short.en": "a b\n" * 10, "short.de": "a b\n" * 2})
     write_files(folder, {"blank.en": " \n\x07\n", "blank.de": "a\nb\n"})
     result = prepare(*options.replace("{}", str(folder)).split())
