@@ -56,8 +56,8 @@ def convert_embeddings(
     """Return the options and the weights of our model's input and output."""
     if bands.factor < 1:
         raise ValueError(
-            f"--config: the factor between the widths of bands (div_val) is {bands.factor}: it must "
-            "be at least 1"
+            f"--config: the ratio of the bands' widths (div_val) is {bands.factor}: it must be at "
+            "least 1"
         )
     if len(bands.tied_projections) != len(bands.cutoffs) + 1:
         raise ValueError(
