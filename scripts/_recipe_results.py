@@ -57,11 +57,17 @@ def test_results(folder: Path, unit: str) -> str:
     return in_unit(float(losses[-1]), unit) if losses else ""
 
 
-def results_table(output: Path, to_reach: float | None = None) -> str:
+def results_table(output: Path, loss: str | None = None) -> str:
     """Return a table of the trainings in OUT/PAPER/NAME/SEED, or in any folders below.
 
-    ``to_reach`` is a validation loss in bits a symbol: when a training first had it.
+    ``loss`` (--to-reach) is a validation loss in bits a symbol: when a training first had it.
     """
+    if not output.is_dir():
+        raise ValueError(f"there is no folder {output}: name the OUT of trainings")
+    try:
+        to_reach = None if loss is None else float(loss)
+    except ValueError as error:
+        raise ValueError(f"--to-reach is {loss}: give a loss in bits, such as 2.69") from error
     heads = ["recipe", "seed", "updates", "lowest validation loss", "test loss or BLEU"]
     heads += ["tokens/s", "minutes"]
     if to_reach is not None:

@@ -58,7 +58,9 @@ def find_recipes(words: list[str]) -> list[tuple[str, str]]:
         patterns = content["groups"].get(name, [name])
         members = [recipe for p in patterns for recipe in public if fnmatch(recipe, p)]
         if not members:
-            raise ValueError(f"there is no recipe {word}: `python -m scripts.recipe` lists them")
+            raise ValueError(
+                f"there is no recipe {word}: `python -m scripts.recipe` lists the names, PAPER/NAME"
+            )
         chosen += [(paper, member) for member in members if (paper, member) not in chosen]
     return chosen
 

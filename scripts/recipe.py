@@ -92,6 +92,8 @@ def run_action(
         for words in todo:
             run(words)
         return
+    if not Path(folders[0], "bin").is_dir():
+        raise ValueError(f"there is no {folders[0]}/bin: run `prepare {folders[0]}` first")
     record = folder / f"{action}.done"
     text = "\n".join(map(format_command, todo)) + "\n"
     if not again and record.exists() and record.read_text("utf-8") == text:
@@ -127,10 +129,10 @@ def work(words: list[str]) -> None:
     if plain[0] == "results":
         if len(plain) != 2:
             raise ValueError("results takes one folder after it: the OUT of trainings")
-        return print(results_table(Path(plain[1]), *map(float, more.get("to-reach", []))))
+        return print(results_table(Path(plain[1]), more.get("to-reach", [None])[0]))
     verbs = [index for index, word in enumerate(plain) if word in ("show", *ACTIONS)]
     if not verbs:
-        raise ValueError(f"give an action after {plain[-1]}: show, {', '.join(ACTIONS)}")
+        raise ValueError(f"`{' '.join(plain)}` has no action: give show, {', '.join(ACTIONS)}")
     action, folders = plain[verbs[0]], plain[verbs[0] + 1 :]
     recipes = find_recipes(plain[: verbs[0]])
     wanted = {"show": (0, 1, 2), "prepare": (1,)}.get(action, (2,))
@@ -138,6 +140,8 @@ def work(words: list[str]) -> None:
         raise ValueError(f"{action} takes DATA{' CHECKPOINTS' * (action != 'prepare')} after it")
     seeds, hydra = more.pop("seeds", None), more.pop("hydra", NO)
     if action == "show":
+        if seeds:
+            raise ValueError("--seeds is for train, finish and evaluate: show takes --seed")
         for number, (paper, name) in enumerate(recipes):
             if hydra == YES:
                 words = commands(paper, name, "train", *folders, more=more)[0]

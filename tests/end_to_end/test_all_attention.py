@@ -24,7 +24,7 @@ def test_spans_stay_in_their_interval_and_in_fp32(corpora, tmp_path):
 def test_two_workers_learn_what_one_learns(corpora, tmp_path):
     options = ("--max-update", 6, "--dropout", 0, "--span-init", 0.2, "--disable-validation")
     run(*training_command(corpora, "all_attention", tmp_path / "one", *options))
-    options += ("--batch-size", 6, "--ddp-backend", "legacy_ddp")
+    options += ("--batch-size", 5, "--ddp-backend", "legacy_ddp")
     words = training_command(corpora, "all_attention", tmp_path / "two", *options)
     run_on_two_workers(tmp_path / "two", *words)
     one, two = (parameters(tmp_path / workers) for workers in ("one", "two"))

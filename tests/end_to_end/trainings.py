@@ -12,7 +12,7 @@ from tests.end_to_end.commands import ALL, USER_DIR
 # lets torch's safe loader read fairseq's options
 register()
 
-SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 12"
+SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 10"
 BLOCKS = "--task language_modeling --tokens-per-sample 16 --batch-size 8"
 NARROW = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2 --dropout 0.1"
 # paper: its data, and the options of its model and optimizer

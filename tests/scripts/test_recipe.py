@@ -146,9 +146,11 @@ def test_a_text_of_the_user_replaces_the_download():
 
 
 @pytest.fixture
-def commands_run(monkeypatch):
-    """Return the words of the commands that recipes would run."""
+def commands_run(monkeypatch, tmp_path):
+    """Return the words of the commands that recipes would run, in a folder with data, D."""
     run = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "D" / "bin").mkdir(parents=True)
     monkeypatch.setattr(recipe, "run", lambda words, log=None: run.append(words))
     return run
 
@@ -172,7 +174,11 @@ def test_what_is_shown_is_what_runs(commands_run, capsys, tmp_path):
         ("transformer_xl/enwik8_base finish D C", "enwik8_base has no action finish"),
         ("transformer_xl/enwik8_base train D", "train takes DATA CHECKPOINTS"),
         ("transformer_xl/ptb finish D C", "there is no checkpoint_last.pt in C"),
-        ("results NOWHERE", "NOWHERE has no finished trainings"),
+        ("transformer_xl/ptb train NOWHERE C", "there is no NOWHERE/bin: run `prepare NOWHERE`"),
+        ("transformer_xl/ptb show --seeds 1 2", "--seeds is for train"),
+        ("results NOWHERE", "there is no folder NOWHERE"),
+        ("results D", "D has no finished trainings"),
+        ("results D --to-reach x", "--to-reach is x"),
     ],
 )
 def test_a_wrong_command_is_refused(line, text, capsys, commands_run):
