@@ -2,7 +2,7 @@ r"""Look inside a model: one page for the browser, in one file that needs nothin
 
     python -m scripts.inspect CHECKPOINT --text FILE --log train.log --output page.html
     python -m scripts.inspect CHECKPOINT --source "two dogs run" --target "zwei hunde laufen"
-    python -m scripts.inspect --log all=1.log plain=2.log --data DATA --picture curves.png
+    python -m scripts.inspect --log all=1.log plain=2.log --data DATA/bin --picture curves.png
 
 The page shows a text token by token, coloured by its loss, and what each token read: earlier tokens
 by layer and head, persistent vectors, slots of memories, a source sentence; also spans, branch
