@@ -92,13 +92,13 @@ def run_action(
         for words in todo:
             run(words)
         return
-    if not Path(folders[0], "bin").is_dir():
-        raise ValueError(f"there is no {folders[0]}/bin: run `prepare {folders[0]}` first")
     record = folder / f"{action}.done"
     text = "\n".join(map(format_command, todo)) + "\n"
     if not again and record.exists() and record.read_text("utf-8") == text:
         print(f"{folder}: {action} is complete", flush=True)
         return
+    if not Path(folders[0], "bin").is_dir():
+        raise ValueError(f"there is no {folders[0]}/bin: run `prepare {folders[0]}` first")
     if action == "finish" and not (folder / "checkpoint_last.pt").exists():
         raise ValueError(f"there is no checkpoint_last.pt in {folder} to go on from: train first")
     folder.mkdir(parents=True, exist_ok=True)
