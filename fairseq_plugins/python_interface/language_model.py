@@ -5,6 +5,7 @@ Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from fairseq_plugins.python_interface.scoring import (
 )
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.evaluation import loss_unit
-from fairseq_plugins.segment_language_model.generation import adapt_generator
+from fairseq_plugins.segment_language_model.generation import PromptGenerator
 from fairseq_plugins.segment_language_model.past import Past
 from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
@@ -196,13 +197,17 @@ class LanguageModel(LoadedModel):
         dictionary = self.text.dictionary
         sampling = sampling or top_k is not None or top_p is not None
         check_at_least(1, length=length, beam=beam, top_k=top_k)
-        check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size)
+        check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size, seed=seed)
         symbols = len(dictionary)
         for wrong, refusal in (
             (top_k and top_k > symbols, f"top_k is {top_k}: give at most the {symbols} symbols"),
             (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}: it must be in (0, 1]"),
             (top_k and top_p, "top_k and top_p are both given: fairseq takes one, leave one out"),
-            (temperature <= 0, f"temperature is {temperature}: it must be above 0"),
+            (
+                not 0 < temperature < math.inf,
+                f"temperature is {temperature}: it must be above 0, and finite",
+            ),
+            (seed and seed >= 2**64, f"seed is {seed}: it must be below 2**64"),
             (sampling and beam > 1, f"beam is {beam} with sampling: leave one of the two out"),
         ):
             if wrong:
@@ -212,35 +217,29 @@ class LanguageModel(LoadedModel):
             raise ValueError(
                 "the prompt has a newline, and stop_at_newline is given: leave one out"
             )
-        most = len(tokens) + length
-        if most + 1 > self.model.max_positions():
+        if len(tokens) + length >= self.model.max_positions():
             raise ValueError(
                 f"length is {length} after a prompt of {len(tokens)} symbols: the model has "
                 f"positions for {self.model.max_positions() - 1} symbols, give no more together"
             )
         options = SimpleNamespace(
             beam=beam,
-            max_len_b=most,
-            min_len=1,
+            max_len_b=len(tokens) + length,
             sampling=sampling,
             sampling_topk=top_k or -1,
             sampling_topp=top_p or -1.0,
             temperature=temperature,
             no_repeat_ngram_size=no_repeat_ngram_size,
-            sampling_seed=seed,
         )
-        # <pad> never occurs, so that only the length ends a continuation
-        end = {} if stop_at_newline else {"extra_gen_cls_kwargs": {"eos": dictionary.pad()}}
-        generator = self.task.build_generator([self.model], options, **end)
-        if not self.has_past:  # the segment task does this itself
-            generator = adapt_generator(generator, seed)
+        generator = FairseqTask.build_generator(
+            self.task,
+            [self.model],
+            options,
+            PromptGenerator,
+            {"segment": self.segment, "running_text": not stop_at_newline, "seed": seed},
+        )
         prefix = tokens.unsqueeze(0).to(self.device)
-        source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
-        lengths = source.new_tensor([source.size(1)])
-        sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-        (hypotheses,) = generator.generate(
-            [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
-        )
+        (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
         return self._hypotheses(self.text, hypotheses)
 
 

@@ -1,13 +1,16 @@
-"""Continuing and scoring single texts: prompts, and changes to fairseq's generator.
+"""Continuing and scoring single texts: fairseq's search begins where prompts end.
 
-Shapes: B prompts, T tokens, K beams, V symbols.
+Shapes: B prompts, P tokens of a prompt, T tokens, K beams, V symbols.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import functools
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from fairseq.data import (
     Dictionary,
     IdDataset,
@@ -16,14 +19,14 @@ from fairseq.data import (
     NumelDataset,
     PadDataset,
 )
+from fairseq.models import BaseFairseqModel
 from fairseq.search import Sampling
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.sequence_scorer import SequenceScorer
-from torch import Tensor, nn
+from torch import Tensor
 
+from fairseq_plugins.segment_language_model.prompt_readers import PromptedModels
 from fairseq_plugins.segment_language_model.streams import StreamPasts
-
-# a log-probability, in nats, whose probability is not 0 in single precision
-_LEAST = -80.0
 
 
 class RunningTextDictionary(Dictionary):
@@ -115,9 +118,8 @@ def drop_empty_rows(sample: dict[str, Any]) -> list[int]:
 def choose_prefixes(
     sample: dict[str, Any],
     prefix_tokens: Tensor | None,
-    generator: Any,
+    generator: PromptGenerator,
     dictionary: Dictionary,
-    continue_past_eos: bool,
 ) -> Tensor:
     """Return the tokens (B, P) with which each generation begins, padded on the right.
 
@@ -127,12 +129,12 @@ def choose_prefixes(
     if prefix_tokens is None:
         prefix_tokens = sample["target"] if "target" in sample else source[:, 1:]
     longest = prefix_tokens.size(1)
-    if longest >= _longest(generator, source):
+    if longest >= generator.longest(source.size(1)):
         raise ValueError(
-            f"--max-len-b is {generator.max_len_b}: prompts of {longest} tokens, which count too, "
+            f"--max-len-b is {generator.most[1]}: prompts of {longest} tokens, which count too, "
             "leave nothing to generate; raise it, or cut the prompts with --prefix-size"
         )
-    if prefix_tokens.eq(dictionary.eos()).any() and not continue_past_eos:
+    if prefix_tokens.eq(dictionary.eos()).any() and not generator.running_text:
         raise ValueError(
             "a prompt holds </s>, which ends generation: give --continue-past-eos to generate "
             "running text"
@@ -140,85 +142,101 @@ def choose_prefixes(
     return prefix_tokens
 
 
-def _longest(generator: Any, source: Tensor) -> int:
-    """Return the most tokens that fairseq's ``generator`` makes for sources (B, T)."""
-    return min(
-        int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1
-    )
+class PromptGenerator(SequenceGenerator):
+    """fairseq's generator for texts that begin with prompts; it searches only what follows them.
 
-
-@torch.no_grad()
-def continue_prompts(
-    generator: Any, models: Any, net_input: dict[str, Any], prefixes: Tensor, dictionary: Dictionary
-) -> list[list[dict[str, Tensor]]]:
-    """Return fairseq's hypotheses for each prompt of ``prefixes`` (B, P), padded on the right.
-
-    Prompts of one length, from sources of one length, are continued together, so that each gets
-    what it gets alone.
-    """
-    lengths = torch.stack([prefixes.ne(dictionary.pad()).sum(1), net_input["src_lengths"]], dim=1)
-    hypotheses: list[list[dict[str, Tensor]]] = [[] for _ in prefixes]
-    for length, source_length in lengths.unique(dim=0).tolist():
-        rows = lengths.eq(lengths.new_tensor([length, source_length])).all(1).nonzero().view(-1)
-        source_lengths = net_input["src_lengths"][rows]
-        source = net_input["src_tokens"][rows, :source_length]
-        # --min-len counts what follows a prompt; fairseq counts the prompt, too
-        least, most = generator.min_new_tokens, _longest(generator, source)
-        generator.min_len = min(least + length, most) if least > 1 else least
-        part = generator.generate(
-            models,
-            {"net_input": {"src_tokens": source, "src_lengths": source_lengths}},
-            prefix_tokens=prefixes[rows, :length],
-            bos_token=dictionary.eos(),
-        )
-        for row, row_hypotheses in zip(rows.tolist(), part, strict=True):
-            hypotheses[row] = row_hypotheses
-    return hypotheses
-
-
-def adapt_generator(generator: Any, seed: int | None = None) -> Any:
-    """Adapt fairseq's ``generator`` to prompts: their end, draws, repeats and least length.
-
-    With a ``seed``, draws come from a random generator of their own.
-    """
-    generator.min_new_tokens = generator.min_len
-    if isinstance(generator.search, Sampling):
-        if seed is not None:
-            generator.search = SeededSampling(generator.tgt_dict, generator.search, seed)
-        _allow_unlikely_prompts(generator)
-    if generator.eos == generator.pad:
-        _end_by_length(generator)
-    if generator.repeat_ngram_blocker is not None:
-        size = generator.repeat_ngram_blocker.no_repeat_ngram_size
-        generator.repeat_ngram_blocker = NgramBlocker(size)
-    return generator
-
-
-def _end_by_length(generator: Any) -> None:
-    """Let only length end fairseq's ``generator``, which waits for ``<pad>``.
-
-    fairseq makes ``<pad>`` impossible; at the last step, where it must win, all other symbols too.
-    """
-    end = generator.eos
-
-    def free_end(log_probs: Tensor) -> None:
-        end_log_probs = log_probs[..., end]
-        end_log_probs.masked_fill_(log_probs.isneginf().all(-1), 0.0)
-
-    generator.search = _AdjustedSearch(generator.search, free_end)
-
-
-def _allow_unlikely_prompts(generator: Any) -> None:
-    """Let fairseq's ``generator`` sample after unlikely prompts.
-
-    fairseq also samples the prompt's symbols, whose probability a low temperature would make 0.
+    Args:
+        segment: T of the segments in which models with recurrence read prompts.
+        running_text: ``</s>`` is a symbol like others, and only the length ends a text.
+        seed: seed of the draws; None continues torch's random numbers.
+        no_repeat_ngram_size: texts, prompts included, repeat no sequence of this many symbols.
+        options: fairseq's; the greatest lengths count prompts, ``min_len`` what follows them.
     """
 
-    def keep_possible(log_probs: Tensor) -> None:
-        low = _one_left(log_probs).unsqueeze(-1) & log_probs.isfinite() & (log_probs < _LEAST)
-        log_probs.masked_fill_(low, _LEAST)
+    def __init__(
+        self,
+        models: list[BaseFairseqModel],
+        dictionary: Dictionary,
+        segment: int,
+        running_text: bool = False,
+        seed: int | None = None,
+        no_repeat_ngram_size: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(models, dictionary, **options)
+        self.models = models
+        self.segment = segment
+        self.running_text = running_text
+        self.no_repeat_ngram_size = no_repeat_ngram_size
+        self.most, self.least = (self.max_len_a, self.max_len_b), self.min_len
+        if running_text:
+            # the end is a further symbol, which no text has
+            self.eos = self.vocab_size
+            self.vocab_size += 1
+            self.symbols_to_strip_from_output = {self.pad}
+        if seed is not None and isinstance(self.search, Sampling):
+            self.search = SeededSampling(dictionary, self.search, seed)
 
-    generator.search = _AdjustedSearch(generator.search, keep_possible)
+    def longest(self, source_length: int) -> int:
+        """Return the most tokens of a text whose source has ``source_length``."""
+        factor, constant = self.most
+        return min(int(factor * source_length + constant), self.max_len - 1)
+
+    @torch.no_grad()
+    def continue_prompts(
+        self, prefixes: Tensor, source_lengths: Tensor
+    ) -> list[list[dict[str, Tensor]]]:
+        """Return the hypotheses for each prompt of ``prefixes`` (B, P), padded on the right.
+
+        Prompts of one length, from sources of one length (B,), are continued together, so that each
+        gets what it gets alone.
+        """
+        lengths = torch.stack([prefixes.ne(self.pad).sum(1), source_lengths], dim=1)
+        hypotheses: list[list[dict[str, Tensor]]] = [[] for _ in prefixes]
+        for length, source_length in lengths.unique(dim=0).tolist():
+            rows = lengths.eq(lengths.new_tensor([length, source_length])).all(1).nonzero().view(-1)
+            prompts, new = prefixes[rows, :length], self.longest(source_length) - length
+            for row, row_hypotheses in zip(
+                rows.tolist(), self._continue(prompts, new), strict=True
+            ):
+                hypotheses[row] = row_hypotheses
+        return hypotheses
+
+    def _continue(self, prompts: Tensor, length: int) -> list[list[dict[str, Tensor]]]:
+        """Return the hypotheses for prompts (B, P) that up to ``length`` symbols follow."""
+        end = length if self.running_text else None
+        tokens = F.pad(prompts, (1, 0), value=self.tgt_dict.eos())
+        self.model = PromptedModels(self.models, tokens, self.segment, self.temperature, end)
+        if self.no_repeat_ngram_size > 0:
+            self.repeat_ngram_blocker = functools.partial(
+                forbid_repetitions, self.model, self.no_repeat_ngram_size
+            )
+        # fairseq's default of 1 is for whole texts
+        least = self.least if self.least > 1 or prompts.size(1) == 0 else 0
+        self.max_len_a, self.max_len_b, self.min_len = 0, length, min(least, length)
+        sources = {"net_input": {"src_tokens": tokens}}
+        rows = self._generate(sources, bos_token=self.tgt_dict.eos())
+        hypotheses = []
+        for prompt, scores, row in zip(prompts, self.model.prompt_scores, rows, strict=True):
+            whole = (self._join(prompt, scores, hypothesis) for hypothesis in row)
+            hypotheses.append(sorted(whole, key=lambda one: -float(one["score"])))
+        return hypotheses
+
+    def _join(
+        self, prompt: Tensor, prompt_scores: Tensor, hypothesis: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return a hypothesis with its prompt (P,), whose log-probabilities (P,) count too."""
+        tokens = torch.cat([prompt, hypothesis["tokens"]])
+        scores = torch.cat([prompt_scores, hypothesis["positional_scores"]])
+        counted = len(scores)
+        if self.running_text:
+            # the end is no symbol
+            tokens[-1], scores[-1] = self.pad, 0.0
+            counted -= 1
+        score = scores.sum()
+        if self.normalize_scores:
+            score = score / counted**self.len_penalty
+        return {**hypothesis, "tokens": tokens, "positional_scores": scores, "score": score}
 
 
 class SeededSampling(Sampling):
@@ -252,59 +270,28 @@ class SeededSampling(Sampling):
         return score, drawn, torch.zeros_like(drawn)
 
 
-class NgramBlocker(nn.Module):
-    """Forbids symbols that would repeat an n-gram, except in prompts and at the end.
+def forbid_repetitions(
+    models: PromptedModels,
+    size: int,
+    tokens: Tensor,
+    log_probs: Tensor,
+    bsz: int,
+    beams: int,
+    step: int,
+) -> Tensor:
+    """Return log-probabilities (R, V) without symbols that would repeat ``size`` symbols of a text.
 
-    fairseq's own reads the unused end of the token buffer on a CPU, and so blocks nothing.
+    fairseq's own reads the unused end of ``tokens`` on a CPU, and so forbids nothing.
     """
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int) -> Tensor:
-        """Return log-probabilities (B·K, V); the first step + 1 ``tokens`` (B·K, T) are set."""
-        for row, text in enumerate(tokens[:, : step + 1].tolist()):
-            last = text[len(text) - self.size + 1 :]
-            banned = {
-                text[i + self.size - 1]
-                for i in range(len(text) - self.size + 1)
-                if text[i : i + self.size - 1] == last
-            }
-            others = log_probs[row].index_fill(0, tokens.new_tensor([*banned]), -torch.inf)
-            # prompts and the end allow one symbol, and a text may have used up all of them
-            if not others.isneginf().all():
-                log_probs[row] = others
-        return log_probs
-
-
-def _one_left(log_probs: Tensor) -> Tensor:
-    """Return which rows of log-probabilities (B, K, V) allow only one symbol, (B, K)."""
-    return log_probs.isneginf().sum(-1) == log_probs.size(-1) - 1
-
-
-class _AdjustedSearch(nn.Module):
-    """A search of fairseq's that first lets ``adjust`` change the log-probabilities in place."""
-
-    def __init__(self, search: nn.Module, adjust: Callable[..., None]) -> None:
-        super().__init__()
-        self.search = search
-        self.adjust = adjust
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("search"), name)
-
-    def step(
-        self,
-        step: int,
-        lprobs: Tensor,
-        scores: Tensor | None,
-        tokens: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> Any:
-        """Choose the next symbols by log-probabilities (B, K, V), as fairseq's searches do."""
-        self.adjust(lprobs)
-        return self.search.step(step, lprobs, scores, tokens, rows)
+    for row, text in enumerate(models.tokens.tolist()):
+        last = text[len(text) - size + 1 :]
+        forbidden = {
+            text[i + size - 1]
+            for i in range(len(text) - size + 1)
+            if text[i : i + size - 1] == last
+        }
+        others = log_probs[row].index_fill(0, tokens.new_tensor([*forbidden]), -torch.inf)
+        # the end allows one symbol, and a text may have used up all of them
+        if not others.isneginf().all():
+            log_probs[row] = others
+    return log_probs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
+from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import Tensor, nn
 
@@ -43,7 +43,7 @@ CHANGED_IN_EVALUATION = (
 logger = logging.getLogger(__name__)
 
 
-class SegmentDecoder(FairseqIncrementalDecoder):
+class SegmentDecoder(FairseqDecoder):
     """Embeddings, network and output of a segment language model.
 
     Args:
@@ -96,24 +96,15 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self,
         prev_output_tokens: Tensor,
         encoder_out: None = None,
-        incremental_state: dict[str, Any] | None = None,
         pasts: StreamPasts | None = None,
         start: int = 0,
     ) -> tuple[Tensor, None]:
         """Return the final representation (B, T, d); and None.
 
         ``prev_output_tokens`` (B, T) are the segment at place ``start`` of the streams whose
-        ``pasts`` are read and extended, or, without them, a text of its own. In generation they
-        are all tokens so far, and fairseq's ``incremental_state`` has the past of all but the
-        new ones.
+        ``pasts`` are read and extended, or, without them, a text of its own.
         """
-        if incremental_state is not None:
-            past = incremental_state.get("past")
-            first = 0 if past is None else past.num_tokens
-            keep = self.network.mem_len or self.segment - 1
-            features, past = self.read(prev_output_tokens[:, first:], past, keep, first)
-            incremental_state["past"] = past
-        elif pasts is not None:
+        if pasts is not None:
             features, past = self.read(prev_output_tokens, pasts.before(self, start))
             pasts.after(self, start, past)
         else:
@@ -154,13 +145,6 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     def output_layer(self, features: Tensor) -> Tensor:
         """Map (B, T, d) to scores (B, T, V); the loss applies an adaptive softmax itself."""
         return features if self.output_projection is None else self.output_projection(features)
-
-    def reorder_incremental_state(
-        self, incremental_state: dict[str, Any], new_order: Tensor
-    ) -> None:
-        """Let beam i continue beam ``new_order[i]``."""
-        if "past" in incremental_state:
-            incremental_state["past"] = incremental_state["past"].select(new_order)
 
     def max_positions(self) -> int:
         """Return the most tokens that an input may have; relative positions set no limit."""

@@ -22,10 +22,9 @@ from fairseq_plugins.segment_language_model.evaluation import (
     read_units,
 )
 from fairseq_plugins.segment_language_model.generation import (
+    PromptGenerator,
     RunningTextDictionary,
-    adapt_generator,
     choose_prefixes,
-    continue_prompts,
     drop_empty_rows,
     prompts,
     score_prompts,
@@ -53,6 +52,7 @@ REFUSED = {
     "print_alignment": "a language model has no source to align its text with",
     "replace_unk": "a language model has no source to copy words from",
     "retain_dropout": "fairseq retains only dropout of its own modules",
+    "lm_path": "fairseq would let the other model read only what follows a prompt",
     "print_step": "decoding is not iterative",
 }
 
@@ -312,14 +312,13 @@ class SegmentLanguageModelingTask(FairseqTask):
         for name, reason in REFUSED.items():
             if getattr(args, name, None):
                 raise ValueError(f"{flag(name)}: {reason}; leave it out")
-        if self.cfg.continue_past_eos:
-            # no text has <pad>, so a generator that waits for it does not stop
-            extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
-            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
-        generator = super().build_generator(models, args, **kwargs)
-        if isinstance(generator, SequenceScorer):
-            return generator
-        return adapt_generator(generator, getattr(args, "sampling_seed", None))
+        kwargs["seq_gen_cls"] = PromptGenerator
+        kwargs["extra_gen_cls_kwargs"] = {
+            **(kwargs.get("extra_gen_cls_kwargs") or {}),
+            "segment": self.cfg.tokens_per_sample,
+            "running_text": self.cfg.continue_past_eos,
+        }
+        return super().build_generator(models, args, **kwargs)
 
     def inference_step(
         self,
@@ -349,14 +348,9 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "leave it out"
             )
         rows = drop_empty_rows(sample)
-        prefixes = choose_prefixes(
-            sample,
-            None if prefix_tokens is None else prefix_tokens[rows],
-            generator,
-            self.dictionary,
-            self.cfg.continue_past_eos,
-        )
-        return continue_prompts(generator, models, sample["net_input"], prefixes, self.dictionary)
+        prefix_tokens = None if prefix_tokens is None else prefix_tokens[rows]
+        prefixes = choose_prefixes(sample, prefix_tokens, generator, self.dictionary)
+        return generator.continue_prompts(prefixes, sample["net_input"]["src_lengths"])
 
     @property
     def source_dictionary(self) -> Dictionary:

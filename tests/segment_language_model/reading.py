@@ -2,6 +2,7 @@
 
 import torch
 
+from fairseq_plugins.segment_language_model.prompt_readers import SegmentReader
 from tests.tiny import scores_by_segment
 
 
@@ -19,17 +20,19 @@ def assert_reads_as(model, stream, expected, lengths=(1, 7)):
     torch.testing.assert_close(model(stream)[0], expected)
 
 
+def precise_reader(model, segment):
+    """Return a reader whose log-probabilities stay in double precision."""
+    model.eval().get_normalized_probs = lambda output, **options: output[0].log_softmax(-1)
+    return SegmentReader(model, segment)
+
+
 @torch.no_grad()
-def assert_generates_as(model, stream, expected):
-    """Check the scores of token-by-token generation, in which the streams change their order."""
-    length, order, state = stream.size(1), torch.arange(len(stream)).flip(0), {}
-    model.eval()
-    steps = []
-    for end in range(1, length + 1):
-        if end == length // 2:
-            model.decoder.reorder_incremental_state(state, order)
-            stream, expected = stream[order], expected[order]
-            steps = [step[order] for step in steps]
-        steps.append(model.decoder(stream[:, :end], incremental_state=state)[0])
-    assert {step.size(1) for step in steps} == {1}
-    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+def assert_generates_as(model, stream, expected, segment=6):
+    """Check what generation reads: a prompt, then token by token, while streams change places."""
+    length, order = stream.size(1), torch.arange(len(stream)).flip(0)
+    reader = precise_reader(model, segment)
+    parts = list(reader.read_prompts(stream[:, : length // 2]))
+    reader.select(order)
+    for token in stream[order, length // 2 :].split(1, dim=1):
+        parts += [part[order] for part in reader.read(token)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected.log_softmax(-1))

@@ -38,14 +38,14 @@ SEARCHES = [
 ]
 
 
-def build_generator(model, past_eos=False, context=0, **options):
+def build_generator(models, past_eos=False, context=0, **options):
     """Return the task, with segments of 8 tokens, and its generator."""
     cfg = SegmentLanguageModelingConfig(
         continue_past_eos=past_eos, tokens_per_sample=8, extended_context=context
     )
     task = SegmentLanguageModelingTask(cfg, tiny.dictionary())
     options = {"beam": 1, "max_len_b": 14, "nbest": 1, **options}
-    return task, task.build_generator([model], SimpleNamespace(**options))
+    return task, task.build_generator(models, SimpleNamespace(**options))
 
 
 def generate(task, generator, model, sample, prefix=None):
@@ -67,7 +67,7 @@ def assert_alike(actual, expected):
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
 def test_prompts_in_a_batch_are_continued_as_each_is_alone(name, past_eos, options):
     model = MODELS[name]().double().eval()
-    task, generator = build_generator(model, past_eos, **options)
+    task, generator = build_generator([model], past_eos, **options)
     texts = [torch.tensor([*prompt, EOS]) for prompt in PROMPTS]
     dataset = task.build_dataset_for_inference(texts, [len(text) for text in texts])
 
@@ -94,7 +94,7 @@ def test_prompts_in_a_batch_are_continued_as_each_is_alone(name, past_eos, optio
 def test_segments_in_a_batch_are_continued_as_each_is_alone(prefix_size, length, beam):
     """The last segment is shorter, and in some streams it has no token."""
     model = tiny.tiny_transformer_xl(mem_len=20).double().eval()
-    task, generator = build_generator(model, past_eos=True, beam=beam)
+    task, generator = build_generator([model], past_eos=True, beam=beam)
     streams = TokenStreams(tiny.text(length), tiny.dictionary(), 4, 5)
     for first in range(0, len(streams), 4):
         items = [streams[number] for number in range(first, first + 4)]
@@ -122,7 +122,7 @@ def test_segments_in_a_batch_are_continued_as_each_is_alone(prefix_size, length,
 def test_prompts_are_scored_as_a_text_is_evaluated(options, context):
     """Prompts of several segments, some shorter, get the scores of each as a stream of its own."""
     model = tiny.tiny_transformer_xl(**options).double().eval()
-    task, scorer = build_generator(model, context=context, score_reference=True)
+    task, scorer = build_generator([model], context=context, score_reference=True)
     texts = [torch.tensor([*tiny.text(length).tolist(), EOS]) for length in (19, 5)]
     dataset = task.build_dataset_for_inference(texts, [len(text) for text in texts])
     sample = dataset.collater([dataset[0], dataset[1]])
@@ -134,3 +134,85 @@ def test_prompts_are_scored_as_a_text_is_evaluated(options, context):
         assert torch.equal(row["tokens"], text)
         assert_close(row["positional_scores"], torch.cat(expected))
         assert_close(row["score"], torch.cat(expected).mean())
+
+
+def log_probabilities(model, tokens):
+    """Return the log-probabilities (V,) of each next symbol of a text, read in one pass."""
+    source = torch.tensor([[EOS, *tokens[:-1]]])
+    features, _ = model.decoder.read(source, None)
+    output = model.decoder.output_layer(features), None
+    return model.get_normalized_probs(output, log_probs=True)[0].double()
+
+
+ADAPTIVE = {**tiny.ADAPTIVE, "output_bias": True}
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize(
+    "searches", [{"beam": 3}, {"sampling": True, "sampling_topp": 0.9}], ids=str
+)
+@pytest.mark.parametrize(
+    "options", [[{}], [ADAPTIVE], [{}, ADAPTIVE]], ids=["plain", "adaptive", "both"]
+)
+def test_temperature_raises_each_models_probabilities_to_a_power(options, searches, temperature):
+    models = [
+        tiny.tiny_transformer_xl(seed, mem_len=40, **each).double().eval()
+        for seed, each in enumerate(options)
+    ]
+    _, generator = build_generator(models, past_eos=True, temperature=temperature, **searches)
+    prefix, most = torch.tensor([[6, 7, 8, 9, 6, 7, 8, 9, 5]]), 14
+    for hypothesis in generator.continue_prompts(prefix, torch.tensor([10]))[0]:
+        tokens = hypothesis["tokens"][:most].tolist()
+        tempered = [
+            (log_probabilities(model, tokens) / temperature).softmax(-1) for model in models
+        ]
+        expected = sum(tempered).div(len(models)).log()[range(most), tokens]
+        # nucleus sampling scores what it draws from
+        assert_close(hypothesis["positional_scores"][:most].double(), expected, rtol=0, atol=2e-5)
+        # the length ends the text, and is no symbol
+        assert hypothesis["positional_scores"][most:].tolist() == [0.0]
+        assert_close(hypothesis["score"].double(), expected.mean(), rtol=0, atol=2e-5)
+
+
+def test_sampling_at_a_low_temperature_draws_the_likeliest_symbols():
+    model = tiny.tiny_transformer_xl(mem_len=40, **ADAPTIVE).double().eval()
+    prefix, lengths = torch.tensor([[6, 7, 8, 9, 5]]), torch.tensor([6])
+    texts = {
+        tuple(generator.continue_prompts(prefix, lengths)[0][0]["tokens"].tolist())
+        for options in ({"beam": 1}, *[{"sampling": True, "temperature": 1e-6}] * 10)
+        for _, generator in [build_generator([model], past_eos=True, **options)]
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("mem_len", [20, 0])
+@pytest.mark.parametrize("options", [{"beam": 2}, {"sampling": True}], ids=str)
+def test_a_prompt_takes_a_call_for_each_segment_and_new_symbol(options, mem_len):
+    model = tiny.tiny_transformer_xl(mem_len=mem_len).eval()
+    lengths = []
+    model.decoder.network.register_forward_hook(
+        lambda module, arguments, _: lengths.append(arguments[0].size(1))
+    )
+    _, generator = build_generator([model], past_eos=True, max_len_b=33, **options)
+    generator.continue_prompts(torch.full((1, 30), 5), torch.tensor([31]))
+    # </s> and 30 symbols in segments of 8; the last of 3 new symbols is not read
+    assert sorted(lengths) == [1, 1, 7, 8, 8, 8]
+
+
+@pytest.mark.parametrize(("min_len", "new"), [(1, 0), (3, 3)])
+def test_a_line_may_end_at_once_behind_its_prompt_but_not_before_min_len(min_len, new):
+    model = tiny.tiny_transformer_xl(mem_len=20).eval()
+    normalize = model.get_normalized_probs
+
+    def likely_end(*args, **options):
+        probs = normalize(*args, **options)
+        probs[..., EOS] = 0.0
+        return probs
+
+    model.get_normalized_probs = likely_end
+    _, generator = build_generator([model], min_len=min_len)
+    for prompt, shortest in (([5, 6], new), ([], max(new, 1))):
+        prefix, length = torch.tensor([prompt]).long(), torch.tensor([len(prompt) + 1])
+        (hypothesis,) = generator.continue_prompts(prefix, length)[0]
+        assert len(hypothesis["tokens"]) == len(prompt) + shortest + 1
+        assert hypothesis["tokens"][-1] == EOS

@@ -63,7 +63,7 @@ def test_zero_memory_equals_a_recurrence_of_zero_vectors(build, options):
     # with mem_len alone, a token sees more in a longer segment
     if "mem_len" not in options or "same_length" in options:
         assert_reads_as(with_zeros, stream, expected)
-    assert_generates_as(with_zeros, stream, scores_by_segment(with_zeros, stream, 1))
+    assert_generates_as(with_zeros, stream, scores_by_segment(with_zeros, stream, 1), segment=1)
 
 
 def test_tied_output_uses_the_embeddings():

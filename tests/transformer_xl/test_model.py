@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from tests.reference import transformer_xl as reference
-from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
+from tests.segment_language_model.reading import (
+    assert_generates_as,
+    assert_reads_as,
+    precise_reader,
+)
 from tests.tiny import scores_by_segment, tiny_transformer_xl, tokens
 
 POSITIONS = ["transformer-xl", "shaw", "learned-absolute", "sinusoidal-absolute"]
@@ -42,20 +46,17 @@ def test_a_segment_sees_as_much_of_the_past_as_the_recurrence_holds(mode):
     torch.testing.assert_close(scores[:, 6:], model(stream[:, 2:])[0][:, 4:])
 
 
+@pytest.mark.parametrize(("mem_len", "seen"), [(5, 6), (0, 8)])
 @torch.no_grad()
-def generate(model, stream):
-    """Read a stream as in generation; return the scores of the last token."""
-    state: dict = {}
-    for end in range(1, stream.size(1) + 1):
-        last, _ = model.eval().decoder(stream[:, :end], incremental_state=state)
-    return last
-
-
-def test_generation_sees_the_recurrence_and_without_one_a_segment():
-    for mem_len, seen in ((5, 6), (0, 8)):
-        model, stream = tiny_transformer_xl(mem_len=mem_len, decoder_layers=1), tokens(1, 12)
-        last = generate(model.double(), stream)
-        torch.testing.assert_close(last, model(stream[:, -seen:])[0][:, -1:])
+def test_generation_sees_the_recurrence_and_without_one_a_segment(mem_len, seen):
+    model, stream = tiny_transformer_xl(mem_len=mem_len, decoder_layers=1).double(), tokens(1, 12)
+    expected = model.eval()(stream[:, -seen:])[0][:, -1].log_softmax(-1)
+    for prompt in (1, 5, 11):
+        reader = precise_reader(model, segment=3)
+        list(reader.read_prompts(stream[:, :prompt]))
+        for token in stream[:, prompt:].split(1, dim=1):
+            (last,) = reader.read(token)
+        torch.testing.assert_close(last[:, -1], expected)
 
 
 @pytest.mark.parametrize("normalize_before", [False, True])
@@ -110,8 +111,13 @@ def test_generation_ends_with_the_trained_positions():
     learned, sinusoids = (tiny_transformer_xl(positions=name) for name in POSITIONS[2:])
     assert learned.max_positions() == sinusoids.max_positions() == 8
     assert tiny_transformer_xl().max_positions() > 1_000_000
-    generate(learned, tokens(1, 8))
-    for score in (lambda: generate(learned, tokens(1, 9)), lambda: learned(tokens(1, 9))):
+
+    def read_token_by_token(length):
+        reader = precise_reader(learned, segment=8)
+        return [list(reader.read(token)) for token in tokens(1, length).split(1, dim=1)]
+
+    assert len(read_token_by_token(8)) == 8
+    for score in (lambda: read_token_by_token(9), lambda: learned(tokens(1, 9))):
         with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
             score()
     # sinusoids have a vector for each place
