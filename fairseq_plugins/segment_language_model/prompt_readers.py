@@ -91,7 +91,7 @@ class PromptedModels(EnsembleModel):
             return F.pad(torch.full_like(self.following, -math.inf), (0, 1)), None
         if tokens.size(1) > 1:
             self.tokens = torch.cat([self.tokens, tokens[:, -1:]], dim=1)
-            outputs = (next(reader.read(tokens[:, -1:])) for reader in self.readers)
+            outputs = (next(reader.read(self.tokens)) for reader in self.readers)
             self.following = _average([self._tempered(each)[:, -1] for each in outputs])
         return F.pad(self.following, (0, 0 if self.end is None else 1), value=-math.inf), None
 
@@ -113,7 +113,6 @@ class SegmentReader:
         self.segment = segment if self.recurrent else decoder.segment
         self.past_length = decoder.network.mem_len or decoder.segment - 1
         self.past: Past | None = None
-        self.num_tokens = 0
 
     def read_prompts(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield log-probabilities (B, t, V) of what follows each of the ``tokens`` (B, T).
@@ -121,17 +120,23 @@ class SegmentReader:
         As in evaluation, a model without recurrence reads each segment by itself; the last one is
         whole, so that what follows sees all of it.
         """
-        start = 0 if self.recurrent else tokens.size(1) % self.segment
-        for segment in (tokens[:, :start], *tokens[:, start:].split(self.segment, dim=1)):
-            if segment.size(1) > 0:
-                self.past = self.past if self.recurrent else None
-                yield from self.read(segment)
+        length, start = tokens.size(1), 0
+        end = min(length, self.segment) if self.recurrent else (length - 1) % self.segment + 1
+        while start < length:
+            if self.recurrent:
+                yield from self.read(tokens[:, :end], end - start)
+            else:
+                self.past = None
+                yield from self.read(tokens[:, start:end], end - start)
+            start, end = end, min(length, end + self.segment)
 
-    def read(self, tokens: Tensor) -> Iterator[Tensor]:
-        """Yield log-probabilities (R, t, V) of what follows each of the next ``tokens`` (R, T)."""
-        decoder, place = self.model.decoder, self.num_tokens
-        features, self.past = decoder.read(tokens, self.past, self.past_length, place)
-        self.num_tokens += tokens.size(1)
+    def read(self, tokens: Tensor, new: int = 1) -> Iterator[Tensor]:
+        """Yield log-probabilities (R, t, V) of what follows each ``new`` one of ``tokens`` (R, T).
+
+        The others have been read before.
+        """
+        decoder, place = self.model.decoder, tokens.size(1) - new
+        features, self.past = decoder.read(tokens[:, place:], self.past, self.past_length, place)
         at_once = max(1, _LOG_PROBABILITIES // (len(tokens) * len(decoder.dictionary)))
         for part in features.split(at_once, dim=1):
             output = decoder.output_layer(part), None
@@ -147,22 +152,18 @@ class TokenReader:
 
     def __init__(self, model: BaseFairseqModel) -> None:
         self.model = model
-        self.tokens = torch.empty(0)
         self.state: dict[str, Any] = {}
 
     def read_prompts(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield log-probabilities (B, 1, V) of what follows each of the ``tokens`` (B, T)."""
-        self.tokens = tokens[:, :0]
-        for token in tokens.split(1, dim=1):
-            yield from self.read(token)
+        for end in range(1, tokens.size(1) + 1):
+            yield from self.read(tokens[:, :end])
 
     def read(self, tokens: Tensor) -> Iterator[Tensor]:
-        """Yield log-probabilities (R, 1, V) of what follows the next ``tokens`` (R, 1)."""
-        self.tokens = torch.cat([self.tokens, tokens], dim=1)
-        output = self.model.decoder(self.tokens, incremental_state=self.state)[0], None
+        """Yield log-probabilities (R, 1, V) of what follows ``tokens`` (R, T); one is new."""
+        output = self.model.decoder(tokens, incremental_state=self.state)[0], None
         yield self.model.get_normalized_probs(output, log_probs=True, sample=None)
 
     def select(self, order: Tensor) -> None:
         """Make text ``order[i]`` text i."""
-        self.tokens = self.tokens.index_select(0, order)
         self.model.decoder.reorder_incremental_state_scripting(self.state, order)

@@ -54,8 +54,8 @@ def test_generation_sees_the_recurrence_and_without_one_a_segment(mem_len, seen)
     for prompt in (1, 5, 11):
         reader = precise_reader(model, segment=3)
         list(reader.read_prompts(stream[:, :prompt]))
-        for token in stream[:, prompt:].split(1, dim=1):
-            (last,) = reader.read(token)
+        for end in range(prompt + 1, 13):
+            (last,) = reader.read(stream[:, :end])
         torch.testing.assert_close(last[:, -1], expected)
 
 
@@ -114,7 +114,7 @@ def test_generation_ends_with_the_trained_positions():
 
     def read_token_by_token(length):
         reader = precise_reader(learned, segment=8)
-        return [list(reader.read(token)) for token in tokens(1, length).split(1, dim=1)]
+        return [list(reader.read(tokens(1, length)[:, :end])) for end in range(1, length + 1)]
 
     assert len(read_token_by_token(8)) == 8
     for score in (lambda: read_token_by_token(9), lambda: learned(tokens(1, 9))):
