@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.kernels import attention_case, keys_case, search_case
 from benchmarks.language_models import Reading, all_attention_case, transformer_xl_case
 from benchmarks.measure import EVALUATION, MODES, PUBLISHED, TRAINING, Case, Setting, peak_memory
-from benchmarks.product_key_memory import memory_case
+from benchmarks.product_key_memory import inference_case, memory_case
 from benchmarks.published import import_published
 from benchmarks.weighted_transformer import translation_case
 
@@ -57,6 +57,12 @@ def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Ca
         memory_case(256**2, TRAINING, memory, heads=1, tokens=512),
         memory_case(256**2, TRAINING, memory, heads=8, knn=8, tokens=4096),
         *(
+            inference_case(24, width, texts, generated, length)
+            for width in (1024, 1600)
+            for texts in (1, 8)
+            for generated, length in ((False, 256), (True, 32))
+        ),
+        *(
             translation_case(size, mode, sentences, f"Weighted Transformer, {size} size")
             for size in ("base", "small")
             # beam search takes as long for a quarter of the sentences
@@ -87,6 +93,7 @@ def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
             for reading in readings
         ),
         *(memory_case(64**2, mode, memory, tokens=256, title=title) for mode in MODES),
+        *(inference_case(4, 128, 2, generated, 16, 100, 64**2) for generated in (False, True)),
         *(translation_case("small", mode, 4, "Weighted Transformer, small size") for mode in MODES),
         attention_case(1, 64, 128),
         search_case(64**2, 256),

@@ -1,23 +1,33 @@
-"""Compare a product-key memory with layers that do the same and the sublayer that it replaces.
+"""Compare a memory with layers that do the same, and a model that has one with a deeper model.
 
-Shapes: N tokens, H heads, k slots read by a head, n = √K sub-keys of each half, d model width.
+Shapes: B texts, T tokens of a text, N tokens, H heads, k slots read by a head, n = √K sub-keys of
+each half, d model width.
 """
 
 import copy
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, SparseAdam
 
-from benchmarks.measure import PUBLISHED, TRAINING, Case, Model, Setting, Work
+from benchmarks.measure import EVALUATION, PUBLISHED, TRAINING, Case, Model, Setting, Work
 from benchmarks.published import PublishedMemory
 from fairseq_plugins.modules import ProductKeyMemory
+from fairseq_plugins.product_key_memory.model import (
+    LANGUAGE_MODELS,
+    MemoryLanguageModel,
+    MemoryLanguageModelConfig,
+)
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
 
 WIDTH, QUERY_WIDTH = 512, 256
+# the paper's BPE (section 4.1)
+SYMBOLS = 60_000
 RATES = {"lr": 2.5e-4, "betas": (0.9, 0.98)}
 MEMORY_RATE = 1e-3
 
@@ -136,3 +146,61 @@ def memory_case(
     # of nearly equal scores at the last rank, either may be selected
     close = {"tolerance": 1e-5, "min_agreement": 0.99}
     return Case("product_key_memory", name, mode, tokens, models, title, **close)
+
+
+def inference_case(
+    layers: int,
+    width: int,
+    texts: int,
+    generated: bool,
+    length: int = 256,
+    symbols: int = SYMBOLS,
+    slots: int = 512**2,
+) -> Case:
+    """Return a case of half of the ``layers`` and a memory beside all of them (section 4.4).
+
+    A turn reads B prompts of T tokens, or generates as many symbols one by one, the output layer
+    included. Nothing is trained, so the texts are random.
+    """
+    dictionary = Dictionary()
+    for number in range(symbols - dictionary.nspecial):
+        dictionary.add_symbol(str(number))
+
+    def build(depth: int, memory_layers: str | None, setting: Setting) -> Work:
+        preset = LANGUAGE_MODELS["pkm_transformer_lm_24l_1024d"]
+        sizes = {"decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width}
+        options = MemoryLanguageModelConfig(
+            **{**preset, **sizes, "decoder_layers": depth},
+            memory_layers=memory_layers,
+            memory_slots=slots if memory_layers else 512**2,
+            memory_optimizer=None,
+            add_bos_token=False,
+            max_target_positions=length,
+            tpu=False,
+        )
+        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        model = setting.prepare(MemoryLanguageModel.build_model(options, task)).eval()
+        tokens = torch.randint(4, symbols, (texts, length)).to(setting.device)
+
+        def read() -> Tensor:
+            with setting.precision(training=False):
+                return model(tokens)[0]
+
+        def generate() -> None:
+            state: dict[str, Any] = {}
+            text = tokens[:, :1]
+            with setting.precision(training=False):
+                for _ in range(length):
+                    scores, _ = model.decoder(text, incremental_state=state)
+                    text = torch.cat([text, scores[:, -1:].argmax(-1)], dim=1)
+
+        return Work(generate if generated else read, read)
+
+    half = layers // 2
+    models = {
+        f"{half} layers and a memory": Model(partial(build, half, str(half // 2))),
+        f"{layers} layers": Model(partial(build, layers, None)),
+    }
+    work = "generation of" if generated else "prompts of"
+    name = f"{work} {texts} x {length} tokens, width {width:,}"
+    return Case("product_key_memory", name, EVALUATION, texts * length, models)
