@@ -230,6 +230,8 @@ def test_per_sample_gradients_with_batch_norm_equal_those_of_single_samples():
         expected = torch.autograd.grad(memory(x).square().sum(), [*memory.parameters()])
         for gradient, one in zip(gradients.values(), expected, strict=True):
             torch.testing.assert_close(gradient[number], one)
+    # without running statistics, evaluation normalises by its batch, too
+    torch.testing.assert_close(stateless.eval()(samples[0]), memory(samples[0]))
 
 
 # --- torch's data parallelism
