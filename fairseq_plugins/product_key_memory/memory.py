@@ -12,6 +12,8 @@ value width.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -84,7 +86,11 @@ class ProductKeyMemory(nn.Module):
         # initial values are drawn in this order
         self.query = QueryNetwork(embed_dim, heads, query_dim) if query is None else query
         self.keys = KEYS[keys](heads, slots, query_dim, kernel)
-        self.values = Values(slots, value_dim, kernel, sparse) if values is None else values
+        if values is None:
+            self.values = Values(slots, value_dim, kernel, sparse)
+        else:
+            # one parameter in two modules: torch.func would not restore a module with two paths
+            self.values = copy.deepcopy(values, {id(values.weight): values.weight})
         self.output = MemoryOutput(embed_dim, value_dim) if output is None else output
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:

@@ -275,15 +275,16 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
 class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
-    """:class:`AdamWithMemory` in fairseq; it finds the tables by the marks of the keys."""
+    """:class:`AdamWithMemory` in fairseq; the marks of the keys lead to its tables, each once."""
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
         params = list(params)
         rules = (update_rule(param, LazyAdamRule) for param in params)
-        tables = list(dict.fromkeys(rule.values for rule in rules if rule is not None))
-        self._optimizer = AdamWithMemory(params, tables, **self.optimizer_config)
-        sizes = ", ".join(" x ".join(f"{size:,}" for size in t.weight.shape) for t in tables)
+        tables = {rule.values.weight: rule.values for rule in rules if rule is not None}
+        self.tables = list(tables.values())
+        self._optimizer = AdamWithMemory(params, self.tables, **self.optimizer_config)
+        sizes = ", ".join(" x ".join(f"{size:,}" for size in table.shape) for table in tables)
         logger.info("lazy Adam updates the values of memories: %s", sizes or "there are none")
 
     @property
@@ -294,11 +295,6 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
             "memory_lr": self.cfg.memory_lr,
             "memory_weight_decay": self.cfg.memory_weight_decay,
         }
-
-    @property
-    def tables(self) -> list[Values]:
-        """Return the memories' tables."""
-        return self._optimizer.tables
 
     def all_reduce_grads(self, module: nn.Module) -> None:
         """Average the gradients of ``module``, tables included, over the workers."""

@@ -18,26 +18,24 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
 
 
-class SyncBatchNorm1d(Float32Module):
+class SyncBatchNorm1d(Float32Module, nn.BatchNorm1d):
     """Batch norm over the tokens of all workers, which may have different numbers of them.
 
     torch's ``SyncBatchNorm`` runs on GPUs only and counts batches, which averaged checkpoints
     cannot average. In training, a token's queries depend on later tokens of its text.
     """
 
-    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-        self.bias = nn.Parameter(torch.zeros(features))
-        self.register_buffer("running_mean", torch.zeros(features))
-        self.register_buffer("running_var", torch.ones(features))
-        self.eps = eps
-        self.momentum = momentum
+    # torch's would add the number of batches to older states
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("num_batches_tracked", torch.zeros(1), persistent=False)
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Normalise each feature of ``x`` (N, features); ``tokens`` (N,) is false for padding."""
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
-        if self.training:
+        if self.training or not self.track_running_stats:
             counted = None if tokens is None else tokens.unsqueeze(-1).to(values.dtype)
             mean, variance = self._measure(values, counted)
         else:
@@ -59,13 +57,16 @@ class SyncBatchNorm1d(Float32Module):
         squares = (values - mean).square()
         squares = squares if counted is None else squares * counted
         variance = _sum_over_workers(squares.sum(0)) / count.clamp(min=1)
-        if not _is_recomputed():
+        if self.track_running_stats and not _is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         # no branch on the number of tokens: the host would wait for the device
-        step = self.momentum * (count > 0).to(self.running_mean)
+        step = (count > 0).to(self.running_mean)
+        batches = self.num_batches_tracked.add_(step)
+        # torch.optim.swa_utils.update_bn sets no momentum: it averages over batches
+        step *= 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), step)
         self.running_var.lerp_(unbiased.to(self.running_var), step)
@@ -144,7 +145,9 @@ class QueryNetwork(nn.Module):
         """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""
         queries = self.layers(self.input_dropout(x))
         if self.batch_norm is not None:
-            queries = self.batch_norm(queries, tokens)
+            # torch's norms, which SyncBatchNorm.convert_sync_batchnorm puts here, take no mask
+            mask = () if tokens is None else (tokens,)
+            queries = self.batch_norm(queries, *mask)
         # (N, H·d_q) -> (N, H, d_q)
         queries = queries.unflatten(-1, (self.heads, -1))
         if self.layer_norm is not None:

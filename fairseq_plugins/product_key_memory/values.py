@@ -29,23 +29,25 @@ NO_ROW = torch.iinfo(torch.int64).max
 TOKENS_AT_A_TIME = 1024
 
 
-class Values(nn.Module):
+class Values(nn.EmbeddingBag):
     """A table of K values, drawn from N(0, 1/d), that one or more memories read.
 
-    Like ``nn.EmbeddingBag`` with weights. Its gradient is dense, or ``sparse``: rows that were not
-    read have none. ``kernel`` is one of :data:`.search.KERNELS`.
+    Its gradient is dense, or ``sparse``: rows that were not read have none. ``kernel`` is one of
+    :data:`.search.KERNELS`.
     """
 
     def __init__(self, slots: int, width: int, kernel: str = "fast", sparse: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(slots, width))
-        nn.init.normal_(self.weight, std=width**-0.5)
+        # torch's data parallelism expects sparse gradients only of its own classes
+        super().__init__(slots, width, mode="sum", sparse=sparse)
         self.kernel = kernel
-        self.sparse = sparse
         self.beside_autograd = False
         # A buffer for the next gradient of rows: a CPU takes longer to get new memory than to
         # compute the gradient (a fifth of a training step with 512² slots).
         self.spare: Tensor | None = None
+
+    def reset_parameters(self) -> None:
+        """Draw new values."""
+        nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the buffer out of copies and files."""

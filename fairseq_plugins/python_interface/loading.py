@@ -25,11 +25,12 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 # looked for in a folder; scripts.convert.checkpoint writes the last
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
-# options of the training's task that load() resets
+# options of the training that load() resets: without an optimizer, a memory hides nothing from it
 _RESET = {
     "continue_past_eos": False,
     "dataset_impl": None,
     "eval_bleu": False,
+    "memory_optimizer": None,
 }
 
 
@@ -73,10 +74,8 @@ def load(
         raise ValueError(f"{file} is not a checkpoint that can be read ({reason})") from error
     task_options, kind = saved_options(state, "task"), task_class(state, file)
     translates = issubclass(kind, TranslationTask)
-    for name, value in {
-        "tokens_per_sample": tokens_per_sample,
-        "extended_context": extended_context,
-    }.items():
+    lengths = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
+    for name, value in lengths.items():
         if value is not None and translates:
             raise ValueError(
                 f"{name} is {value}, but {file} holds a translation model, which does not have "
@@ -211,8 +210,7 @@ def _build(
     overrides = {**changed, **_RESET, "data": str(folder)}
     if state.get("args") is not None:
         vars(state["args"]).update(overrides)
-    if state.get("cfg") is not None:
-        overwrite_args_by_name(state["cfg"], overrides)
+    overwrite_args_by_name(state["cfg"], overrides)
     try:
         (model,), _, task = load_model_ensemble_and_task([str(file)], state=state)
     except (RuntimeError, ValueError) as error:
@@ -232,5 +230,5 @@ def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
             task=SimpleNamespace(tokens_per_sample=None),
         )
     )
-    # fairseq's warning against training is a function that cannot be pickled
+    # fairseq's commands replace it by an error, but users may train the model on
     vars(model).pop("train", None)

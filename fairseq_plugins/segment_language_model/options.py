@@ -327,7 +327,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     batch_split: int = option(
         1,
         "number of parts into which the streams of a batch are split; training computes them one "
-        "after another, for the same update with less memory",
+        "after another, for the same update with less memory; not with --memory-query-batch-norm",
     )
     continue_past_eos: bool = option(
         False,

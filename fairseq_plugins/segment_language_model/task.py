@@ -123,6 +123,11 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"at least one stream, so give --batch-split {streams} or less, or a larger "
                 "--batch-size"
             )
+        if self.cfg.batch_split > 1 and cfg.memory_layers and cfg.memory_query_batch_norm:
+            raise ValueError(
+                f"--batch-split is {self.cfg.batch_split} with --memory-query-batch-norm, which "
+                "measures the whole batch: leave one of the two out"
+            )
         # evaluation may do without the recurrence that a model was trained with
         if model.decoder.zero_memory and model.decoder.network.mem_len == 0:
             raise ValueError(

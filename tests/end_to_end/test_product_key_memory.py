@@ -36,6 +36,18 @@ def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_to
     assert re.search(r"^H-0\t\S+\tthe cat", printed, re.MULTILINE)
 
 
+def test_finetuning_with_another_optimizer_trains_the_values(corpora, trained, tmp_path):
+    start = trained("product_key_memory")
+    options = ("--optimizer", "adam", "--finetune-from-model", start / "checkpoint_last.pt")
+    train_lm(corpora, tmp_path, *options)
+    before, after = (
+        parameters(folder)["decoder.layers.0.memory.values.weight"] for folder in (start, tmp_path)
+    )
+    moved = (after - before).abs()
+    # six steps of Adam from these very values
+    assert 0 < moved.max() < 6.01 * 0.003
+
+
 def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tokens):
     """Adam trains them with dense gradients."""
     options = """--memory-layers 1,2 --memory-interleave --memory-value-dim 8 --optimizer adam

@@ -1,9 +1,12 @@
-"""The memory layer: the reference, padding, dropout, half precision, compilers, torch.func."""
+"""The memory layer: the reference, padding, dropout, compilers, torch.func, data parallelism."""
 
 import copy
+import multiprocessing
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
@@ -187,6 +190,73 @@ def test_torch_func_gives_the_gradients_that_autograd_gives(keys, kernel):
     torch.testing.assert_close([*weight_grads.values(), x_grad], list(expected))
     by_token = torch.func.vmap(torch.func.grad(loss, argnums=1), in_dims=(None, 0))(weights, x)
     torch.testing.assert_close(by_token, x_grad)
+
+
+def two_memories(**options):
+    """Return two memories in sequence that share their values."""
+    first = exact_memory(**options)
+    return torch.nn.Sequential(first, exact_memory(2, values=first.values, **options))
+
+
+def test_torch_func_leaves_shared_values_in_their_place():
+    pair, x = two_memories(kernel="plain"), draw(TOKENS, D)
+    before = dict(pair.named_parameters(remove_duplicate=False))
+    assert before["0.values.weight"] is before["1.values.weight"]
+
+    def loss(weights):
+        return torch.func.functional_call(pair, weights, x).square().sum()
+
+    weights = {name: weight.detach() for name, weight in pair.named_parameters()}
+    gradients = torch.func.grad(loss)(weights)
+    after = dict(pair.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is weight for name, weight in before.items())
+    pair(x).square().sum().backward()
+    for name, weight in pair.named_parameters():
+        torch.testing.assert_close(gradients[name], weight.grad)
+
+
+def test_per_sample_gradients_with_batch_norm_equal_those_of_single_samples():
+    memory, samples = exact_memory(kernel="plain", **BATCH_NORM), draw(3, TOKENS, D).detach()
+    stateless = copy.deepcopy(memory)
+    torch.func.replace_all_batch_norm_modules_(stateless)
+
+    def loss(weights, x):
+        return torch.func.functional_call(stateless, weights, x).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    gradients = each(dict(stateless.named_parameters()), samples)
+    for number, x in enumerate(samples):
+        expected = torch.autograd.grad(memory(x).square().sum(), [*memory.parameters()])
+        for gradient, one in zip(gradients.values(), expected, strict=True):
+            torch.testing.assert_close(gradient[number], one)
+    # without running statistics, evaluation normalises by its batch, too
+    torch.testing.assert_close(stateless.eval()(samples[0]), memory(samples[0]))
+
+
+# --- torch's data parallelism
+
+
+def compare_gradients(rank, meeting, sparse):
+    """Compare a worker's gradients with those that one process gets from the whole batch."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    pair, alone = (two_memories(sparse=sparse, **BATCH_NORM) for _ in range(2))
+    batch, parallel = draw(2, TOKENS, D).detach(), DistributedDataParallel(pair)
+    parallel(batch[rank]).square().sum().backward()
+    dist.destroy_process_group()
+    # workers average their gradients
+    (alone(batch.flatten(0, 1)).square().sum() / 2).backward()
+    assert pair[0].values.weight.grad.is_sparse == sparse
+    for one, other in zip(pair.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.to_dense(), other.grad.to_dense())
+    torch.testing.assert_close([*pair.buffers()], [*alone.buffers()])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_data_parallel_workers_get_the_gradients_of_the_whole_batch(tmp_path, sparse):
+    calls = [(rank, tmp_path / "workers", sparse) for rank in (0, 1)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.starmap_async(compare_gradients, calls, chunksize=1).get(300)
 
 
 # --- adapters, hooks, and weights that are swapped

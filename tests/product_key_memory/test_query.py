@@ -1,8 +1,11 @@
 """The query network: batch norm over tokens, and its precision."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
 from tests.gradients import assert_same
@@ -25,10 +28,50 @@ def test_batch_norm_equals_torchs():
         x = (3 * draw(tokens, FEATURES) + torch.arange(FEATURES)).detach().requires_grad_()
         out, expected = (norm.train(training)(x) for norm in (ours, torchs))
         assert_same(out, expected, [x, ours.weight, ours.bias])
-        expected = dict(torchs.state_dict())
+        expected, state = dict(torchs.state_dict()), dict(ours.state_dict())
         # torch also counts batches
         expected.pop("num_batches_tracked", None)
-        torch.testing.assert_close(dict(ours.state_dict()), expected)
+        torch.testing.assert_close(state, expected)
+        # fairseq's checkpoints do not say by which version of a class they were written
+        ours.load_state_dict(state)
+
+
+def test_torch_measures_the_statistics_of_an_averaged_model_again():
+    averages = []
+    for norm in twins():
+        torch.manual_seed(1)
+        network = nn.Sequential(nn.Linear(D, FEATURES).double(), norm)
+        averages.append(AveragedModel(network, use_buffers=True))
+        for scale in (1, 2):
+            nn.init.normal_(network[0].weight, scale)
+            network(scale * draw(9, D))
+            averages[-1].update_parameters(network)
+        # batches of different sizes
+        update_bn([draw(tokens, D).detach() for tokens in (4, 30, 2)], averages[-1])
+        assert norm.momentum == 0.1
+    ours, torchs = (average.module[1] for average in averages)
+    torch.testing.assert_close(ours.running_mean, torchs.running_mean)
+    torch.testing.assert_close(ours.running_var, torchs.running_var)
+
+
+def test_a_batch_without_tokens_does_not_count_in_an_average():
+    norm, other = (SyncBatchNorm1d(FEATURES).double() for _ in range(2))
+    norm.momentum = other.momentum = None
+    x = draw(3, 5, FEATURES)
+    for batch in x:
+        norm(batch, torch.zeros(5, dtype=torch.bool))
+        norm(batch)
+        other(batch)
+    torch.testing.assert_close(norm.state_dict(), other.state_dict())
+
+
+def test_a_query_network_takes_torchs_batch_norm():
+    network, x = QueryNetwork(D, 2, 4, batch_norm=True).double(), draw(7, D)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(network))
+    assert isinstance(converted.batch_norm, nn.SyncBatchNorm)
+    for training in (True, False):
+        expected = network.train(training)(x)
+        torch.testing.assert_close(converted.train(training)(x), expected)
 
 
 @pytest.mark.parametrize("offset", [0, 100, 1000])

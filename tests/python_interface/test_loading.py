@@ -1,6 +1,7 @@
 """Checkpoints and dictionaries are found, and misfits are reported."""
 
 import copy
+import io
 import shutil
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 from fairseq_plugins import load
+from fairseq_plugins.modules import ProductKeyMemory
 from tests.end_to_end.commands import ROOT
+from tests.product_key_memory.tiny import memories
 
 TEXT = "abcab\nponm"
 
@@ -109,6 +112,51 @@ def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
         assert figures(other) == expected
         assert other.model is not model.model
     assert figures(model) == expected
+
+
+@pytest.fixture(params=["streams", "blocks", "pairs"])
+def loaded(saved, tmp_path, request):
+    """Return a loaded model of each kind with memories, saved as adam_with_memory trains it."""
+    file = shutil.copy(saved / f"{request.param}.pt", tmp_path)
+    trained = {"memory_optimizer": "adam_with_memory"}
+    changed(file, lambda state: state["cfg"]["model"].update(trained))
+    return load(file, saved / ("pairs" if request.param == "pairs" else "text")).model.train()
+
+
+def saved_copy(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def learn(memory, sparse):
+    """Train a memory as docs/layers.md does; return its weights."""
+    values = memory.values.weight
+    others = [parameter for parameter in memory.parameters() if parameter is not values]
+    optimizers = [torch.optim.Adam([values, *others], 0.01)]
+    if sparse:
+        memory.values.sparse = True
+        optimizers = [torch.optim.Adam(others, 0.01), torch.optim.SparseAdam([values], 0.01)]
+    torch.manual_seed(1)
+    for _ in range(3):
+        memory(torch.randn(7, 16)).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return dict(memory.state_dict())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_loaded_memory_learns_as_one_built_by_hand(loaded, sparse):
+    (memory, *_), (copied, *_) = (memories(model) for model in (loaded, copy.deepcopy(loaded)))
+    by_hand = ProductKeyMemory(16, slots=49, heads=2, knn=3, query_dim=8, sparse=sparse)
+    by_hand.load_state_dict(memory.state_dict())
+    before = copy.deepcopy(memory.values.weight)
+    for each in (saved_copy(memory), copied, memory):
+        expected = learn(copy.deepcopy(by_hand), sparse)
+        assert not torch.equal(expected["values.weight"], before)
+        torch.testing.assert_close(learn(each, sparse), expected, rtol=0, atol=0)
 
 
 def test_torch_hub_loads_a_model(folder):

@@ -83,6 +83,7 @@ def build(task, from_checkpoint=False, criterion=None, **options):
     return model
 
 
+IN_PARTS = make_task(batch_split=2, batch_size=4)
 TASK, SPAN_LOSS = make_task(), {"_name": "segment_loss", "span_loss": 0.1}
 BANDS = {"adaptive_softmax_cutoff": "8,14", "criterion": {"_name": "cross_entropy"}}
 
@@ -98,6 +99,11 @@ BANDS = {"adaptive_softmax_cutoff": "8,14", "criterion": {"_name": "cross_entrop
         (attend, {"rel_keys": None, "distance_bias": torch.zeros(1, 2)}, "without `rel_keys`"),
         (setup, {"data": "data", "batch_split": 0}, "--batch-split is 0: it must be at least 1"),
         (build, {"task": make_task(batch_split=5, batch_size=4)}, "is 5 and --batch-size 4"),
+        (
+            build,
+            {"task": IN_PARTS, "memory_layers": "2", "memory_query_batch_norm": True},
+            "--batch-split is 2 with --memory-query-batch-norm",
+        ),
         (build, {"task": TASK, "zero_memory": True, "mem_len": 0}, "--zero-memory with --mem-len"),
         # as in evaluation, where the task's options are not those of the training
         (
@@ -131,3 +137,13 @@ def test_evaluation_may_leave_out_the_recurrence_of_the_training():
     zeros, task = {"zero_memory": True, "mem_len": 0}, make_task()
     assert build(task, from_checkpoint=True, **zeros).decoder.network.mem_len == 0
     assert build(task, **{**zeros, "mem_len": 8}).decoder.zero_memory
+
+
+def test_batch_norm_matters_only_to_a_training_in_parts_with_a_memory():
+    norm = {"memory_query_batch_norm": True}
+    for task, from_checkpoint, layers in (
+        (IN_PARTS, True, "2"),
+        (IN_PARTS, False, ""),
+        (TASK, False, "2"),
+    ):
+        build(task, from_checkpoint, memory_layers=layers, **norm)
