@@ -36,7 +36,7 @@ from fairseq_plugins.segment_language_model.attention import (
     split_heads,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
-from fairseq_plugins.segment_language_model.network import SegmentLayer
+from fairseq_plugins.segment_language_model.network import Encoding, SegmentLayer
 from fairseq_plugins.segment_language_model.past import KeyValues, LayerPast
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
@@ -46,9 +46,6 @@ SPLIT = "attn-split"
 HEAD_SPLIT = "head-split"
 SINGLE_HEAD = "single-head"
 IN_ATTENTION = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD)
-
-# Training keeps this many tokens more than the widest head sees, as its span may grow.
-SPAN_MARGIN = 64
 
 
 class SpannedPositions(NamedTuple):
@@ -97,9 +94,7 @@ class GroupedKeyValues:
 
 
 # for torch.load(weights_only=True) of a past
-torch.serialization.add_safe_globals(
-    [GroupedKeyValues, SpannedPositions, HeadGroups, HeadGroup, Clamped]
-)
+torch.serialization.add_safe_globals([GroupedKeyValues, SpannedPositions, HeadGroups, HeadGroup])
 
 
 class HeadProjection(nn.Module):
@@ -194,9 +189,13 @@ class AllAttention(nn.Module):
             return SpannedPositions(rel_keys, groups, (None,))
         return SpannedPositions(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
 
-    def max_past(self, positions: SpannedPositions) -> int:
-        """Return how many tokens before a segment attention can use."""
-        return positions.groups.width + (0 if self.span is None else SPAN_MARGIN)
+    def max_past(self, positions: SpannedPositions, length: int) -> int:
+        """Return how many tokens before the next segment attention can use, after one of T."""
+        if self.span is None:
+            return positions.groups.width
+        # An update may let the spans grow, with Adam by about its learning rate. A segment's
+        # inputs are in memory anyway.
+        return positions.groups.width + max(length, self.span.max_span // 50)
 
     def forward(
         self, x: Tensor, positions: SpannedPositions, past: LayerPast | None = None
@@ -300,15 +299,11 @@ class AllAttention(nn.Module):
         )
 
 
-def project_spanned_positions(
+def encode_spanned_positions(
     layers: Sequence[SegmentLayer], positions: nn.Module, farthest: int, like: Tensor
-) -> tuple[SpannedPositions, ...]:
-    """Return each layer's positions for the distances from ``farthest`` to -1, and its spans."""
+) -> tuple[Encoding, ...]:
+    """Encode the distances from ``farthest`` to -1 once, and group each layer's heads."""
     encoding = positions(farthest, like)
-    attentions: list[Any] = [layer.self_attn for layer in layers]
-    spans = [attention.span for attention in attentions if attention.span is not None]
-    groups = read_head_groups(spans) if spans else [ALL_HEADS] * len(attentions)
-    return tuple(
-        attention.project_positions(encoding, layer_groups)
-        for attention, layer_groups in zip(attentions, groups, strict=True)
-    )
+    spans = [layer.self_attn.span for layer in layers if layer.self_attn.span is not None]
+    groups = read_head_groups(spans) if spans else [ALL_HEADS] * len(layers)
+    return tuple(Encoding(encoding, layer_groups) for layer_groups in groups)

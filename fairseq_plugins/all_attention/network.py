@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.attention import AllAttention, project_spanned_positions
+from fairseq_plugins.all_attention.attention import AllAttention, encode_spanned_positions
 from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import SegmentLayer, SegmentNetwork
@@ -48,7 +48,7 @@ class AllAttentionNetwork(SegmentNetwork):
             )
             layers.append(SegmentLayer(embed_dim, attention, None, nn.Dropout(dropout)))
         positions = LearnedRelativePositions(span, embed_dim // num_heads)
-        super().__init__(layers, span, positions, project=project_spanned_positions)
+        super().__init__(layers, span, positions, encode=encode_spanned_positions)
 
     def span_penalty(self) -> Tensor:
         """Return the sum of the layers' mean spans, in tokens (arXiv:1905.07799, equation 9)."""

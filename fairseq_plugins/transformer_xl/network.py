@@ -45,9 +45,10 @@ class TransformerXL(SegmentNetwork):
     ) -> None:
         check_heads(embed_dim, num_heads)
         check_sizes(1, num_layers=num_layers, ffn_dim=ffn_dim)
-        biases = PositionBiases(num_heads, embed_dim // num_heads)
         layers = []
-        for _ in range(num_layers):
+        for number in range(num_layers):
+            # the other layers use those of the first
+            biases = None if number else PositionBiases(num_heads, embed_dim // num_heads)
             projection = RelativeKeyProjection(embed_dim, num_heads)
             attention = RelativeAttention(
                 embed_dim, num_heads, Window(0), projection, biases, kernel=kernel
@@ -60,7 +61,7 @@ class TransformerXL(SegmentNetwork):
 class TransformerXLBlock(TransformerXL):
     """One layer of :class:`TransformerXL`, called like the network.
 
-    In the published models all blocks share one ``self_attn.biases``.
+    In the published models all blocks share ``self_attn.biases.u`` and ``v``.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def test_a_segment_layer_has_its_memory_in_place_of_feed_forward_or_after_it(pre
         options = {"decoder_normalize_before": pre_norm} if kind == "transformer_xl" else {}
         network = build(kind, memory_interleave=True, **options).decoder.network
         layer, x = network.layers[1], torch.randn(3, 5, 16)
-        positions = network.project(network.layers[1:2], network.positions, 4, x)[0]
+        positions = network.encode(network.layers[1:2], network.positions, 4, x)[0]
         plain = copy.deepcopy(layer)
         plain.memory = None
         expected = follow(layer, plain(x, positions)[0], layer.dropout)

@@ -64,13 +64,13 @@ def test_a_network_keeps_nothing_of_a_text(name, training, grad):
 @each_network
 def test_a_network_projects_positions_rarely(name):
     network, projected = build(name).eval(), []
-    project = network.project
+    encode = network.encode
 
     def counted(*args):
         projected.append(args[2])
-        return project(*args)
+        return encode(*args)
 
-    network.project = counted
+    network.encode = counted
     with torch.no_grad():
         _, past = read_segments(network, draw(STREAMS, 60).split(1, dim=1))
     # the past doubles until it is full
