@@ -51,11 +51,6 @@ class HeadGroups(NamedTuple):
     groups: tuple[HeadGroup, ...]
     order: Tensor | None
 
-    @property
-    def width(self) -> int:
-        """Return how many tokens the widest head sees."""
-        return max(group.width for group in self.groups)
-
 
 # heads with a fixed span, which the window limits
 ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)

@@ -35,8 +35,8 @@ from fairseq_plugins.segment_language_model.attention import (
     scaled_heads,
     split_heads,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
-from fairseq_plugins.segment_language_model.network import Encoding, SegmentLayer
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
+from fairseq_plugins.segment_language_model.network import SegmentLayer
 from fairseq_plugins.segment_language_model.past import KeyValues, LayerPast
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
@@ -181,21 +181,16 @@ class AllAttention(nn.Module):
 
         ``groups`` are the heads by their spans. All heads and layers share p (section 4.3).
         """
-        if isinstance(encoding, Clamped):
-            rel_keys: Tensor | Clamped = Clamped(encoding.rows.unsqueeze(0))
-        else:
-            rel_keys = encoding.unsqueeze(0)
+        rel_keys = map_rows(lambda rows: rows.unsqueeze(0), encoding)
         if self.span is None:
             return SpannedPositions(rel_keys, groups, (None,))
         return SpannedPositions(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
 
     def max_past(self, positions: SpannedPositions, length: int) -> int:
         """Return how many tokens before the next segment attention can use, after one of T."""
-        if self.span is None:
-            return positions.groups.width
-        # An update may let the spans grow, with Adam by about its learning rate. A segment's
-        # inputs are in memory anyway.
-        return positions.groups.width + max(length, self.span.max_span // 50)
+        # spans grow, with Adam by about its learning rate; the segment is in memory anyway
+        margin = 0 if self.span is None else max(length, self.span.max_span // 50)
+        return max(group.width for group in positions.groups.groups) + margin
 
     def forward(
         self, x: Tensor, positions: SpannedPositions, past: LayerPast | None = None
@@ -299,11 +294,7 @@ class AllAttention(nn.Module):
         )
 
 
-def encode_spanned_positions(
-    layers: Sequence[SegmentLayer], positions: nn.Module, farthest: int, like: Tensor
-) -> tuple[Encoding, ...]:
-    """Encode the distances from ``farthest`` to -1 once, and group each layer's heads."""
-    encoding = positions(farthest, like)
+def group_heads(layers: Sequence[SegmentLayer]) -> list[HeadGroups]:
+    """Group each layer's heads by their spans."""
     spans = [layer.self_attn.span for layer in layers if layer.self_attn.span is not None]
-    groups = read_head_groups(spans) if spans else [ALL_HEADS] * len(layers)
-    return tuple(Encoding(encoding, layer_groups) for layer_groups in groups)
+    return read_head_groups(spans) if spans else [ALL_HEADS] * len(layers)

@@ -22,6 +22,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     Clamped,
     Window,
     hidden_by_window,
+    map_rows,
     rel_shift,
     rows_by_distance,
 )
@@ -133,10 +134,6 @@ class PositionBiases(nn.Module):
         self.u = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.v = nn.Parameter(torch.zeros(num_heads, head_dim))
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Return copies of u and v: FSDP frees a layer's parameters, and others use them later."""
-        return self.u.clone(), self.v.clone()
-
 
 class RelativeAttention(nn.Module):
     """Multi-head attention to a segment and to its past (section 3.3).
@@ -185,12 +182,11 @@ class RelativeAttention(nn.Module):
         ``biases`` are u and v of another layer, for a layer that has none.
         """
         if self.biases is not None:
-            biases = self.biases()
-        if self.position_projection is None:
+            # copies, because other layers use them when FSDP has freed this one's parameters
+            biases = self.biases.u.clone(), self.biases.v.clone()
+        if self.position_projection is None or encoding is None:
             return RelativePositions(None, biases)
-        if isinstance(encoding, Clamped):
-            return RelativePositions(Clamped(self.position_projection(encoding.rows)), biases)
-        return RelativePositions(self.position_projection(encoding), biases)
+        return RelativePositions(map_rows(self.position_projection, encoding), biases)
 
     def max_past(self, positions: RelativePositions, length: int) -> int:
         """Return how many tokens before the next segment attention can use: any number."""

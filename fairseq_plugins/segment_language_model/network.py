@@ -114,13 +114,6 @@ class SegmentLayer(nn.Module):
         return x if self.normalize_before else layer_norm(x)
 
 
-def encode_positions(
-    layers: Sequence[SegmentLayer], positions: nn.Module | None, farthest: int, like: Tensor
-) -> tuple[Encoding, ...]:
-    """Encode the distances from ``farthest`` to -1 once, for all layers."""
-    return (Encoding(None if positions is None else positions(farthest, like)),) * len(layers)
-
-
 class SegmentNetwork(nn.Module):
     """Layers that read a segment and its past: ``y, past = network(x, past)``.
 
@@ -130,7 +123,7 @@ class SegmentNetwork(nn.Module):
         positions: encodes distances, for relative positions.
         absolute_positions: adds a vector for each place of a segment to every layer's input.
         layer_norm: normalises the last layer's output.
-        encode: encodes the positions for each layer, as :func:`encode_positions` does.
+        share: returns what each layer shares with the others, given all layers.
         checkpoint_activations: compute activations again in the backward pass.
         compiled_length: T of the segments that torch.compile's layers read, once the past is full;
             shorter segments and the first ones of a text run without it. 0 compiles nothing.
@@ -143,7 +136,7 @@ class SegmentNetwork(nn.Module):
         positions: nn.Module | None = None,
         absolute_positions: nn.Module | None = None,
         layer_norm: nn.Module | None = None,
-        encode: Callable[..., tuple[Encoding, ...]] = encode_positions,
+        share: Callable[[Sequence[SegmentLayer]], Sequence[Any]] | None = None,
         checkpoint_activations: bool = False,
         compiled_length: int = 0,
     ) -> None:
@@ -155,7 +148,7 @@ class SegmentNetwork(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.layer_norm = layer_norm
         self.mem_len = mem_len
-        self.encode = encode
+        self.share = share
         self.checkpoint_activations = checkpoint_activations
         self.compiled_length = compiled_length
         if compiled_length:
@@ -193,8 +186,8 @@ class SegmentNetwork(nn.Module):
             ]
         earlier = 0 if past is None else past.length
         positions, farthest = self._positions(x, past, earlier + length - 1, keep + length - 1)
+        # inference projects positions a few times only, and compiling takes minutes
         encoded = isinstance(positions[0], Encoding)
-        # inference projects positions a few times only, which would be another thing to compile
         compiled = length == self.compiled_length and earlier == keep
         compiled = compiled and not (encoded and is_inference(self))
         if compiled:
@@ -248,4 +241,6 @@ class SegmentNetwork(nn.Module):
                 return past.positions, past.farthest
             # twice as many as needed: a past that grows token by token would project each time
             farthest = max(farthest, min(2 * farthest, ever_farthest))
-        return self.encode(self.layers, self.positions, farthest, x), farthest
+        encoding = None if self.positions is None else self.positions(farthest, x)
+        shared = self.share(self.layers) if self.share else [None] * len(self.layers)
+        return tuple(Encoding(encoding, each) for each in shared), farthest

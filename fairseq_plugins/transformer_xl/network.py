@@ -5,6 +5,8 @@ Dai et al. 2019 (arXiv:1901.02860). Shapes: B streams, T tokens of a segment, d 
 
 from __future__ import annotations
 
+import functools
+
 from torch import nn
 
 from fairseq_plugins.segment_language_model.attention import (
@@ -64,16 +66,7 @@ class TransformerXLBlock(TransformerXL):
     In the published models all blocks share ``self_attn.biases.u`` and ``v``.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        ffn_dim: int,
-        mem_len: int,
-        dropout: float = 0.0,
-        kernel: str = "fast",
-    ) -> None:
-        super().__init__(1, embed_dim, num_heads, ffn_dim, mem_len, dropout, kernel)
+    __init__ = functools.partialmethod(TransformerXL.__init__, 1)
 
     @property
     def self_attn(self) -> RelativeAttention:
