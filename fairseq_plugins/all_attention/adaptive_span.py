@@ -51,11 +51,6 @@ class HeadGroups(NamedTuple):
     groups: tuple[HeadGroup, ...]
     order: Tensor | None
 
-    @property
-    def width(self) -> int:
-        """Return how many tokens the widest head sees."""
-        return max(group.width for group in self.groups)
-
 
 # heads with a fixed span, which the window limits
 ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
@@ -136,6 +131,8 @@ def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
         return [HeadGroups((HeadGroup(None, span.max_span, 0),), None) for span in spans]
     # one read and one write for all layers: on a GPU each makes the host wait
     values = torch.stack([span.value.detach() for span in spans])
+    if hasattr(values, "full_tensor"):
+        values = values.full_tensor()  # FSDP gathers a layer's parameters only when it runs
     layers = [_plan_groups(span, row) for span, row in zip(spans, values.tolist(), strict=True)]
     heads = [[head for part, _, _ in groups for head in part] for groups in layers]
     flat = [row + sorted(range(len(row)), key=row.__getitem__) for row in heads]

@@ -35,7 +35,7 @@ from fairseq_plugins.segment_language_model.attention import (
     scaled_heads,
     split_heads,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
 from fairseq_plugins.segment_language_model.network import SegmentLayer
 from fairseq_plugins.segment_language_model.past import KeyValues, LayerPast
 
@@ -46,9 +46,6 @@ SPLIT = "attn-split"
 HEAD_SPLIT = "head-split"
 SINGLE_HEAD = "single-head"
 IN_ATTENTION = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD)
-
-# Training keeps this many tokens more than the widest head sees, as its span may grow.
-SPAN_MARGIN = 64
 
 
 class SpannedPositions(NamedTuple):
@@ -97,9 +94,7 @@ class GroupedKeyValues:
 
 
 # for torch.load(weights_only=True) of a past
-torch.serialization.add_safe_globals(
-    [GroupedKeyValues, SpannedPositions, HeadGroups, HeadGroup, Clamped]
-)
+torch.serialization.add_safe_globals([GroupedKeyValues, SpannedPositions, HeadGroups, HeadGroup])
 
 
 class HeadProjection(nn.Module):
@@ -186,17 +181,16 @@ class AllAttention(nn.Module):
 
         ``groups`` are the heads by their spans. All heads and layers share p (section 4.3).
         """
-        if isinstance(encoding, Clamped):
-            rel_keys: Tensor | Clamped = Clamped(encoding.rows.unsqueeze(0))
-        else:
-            rel_keys = encoding.unsqueeze(0)
+        rel_keys = map_rows(lambda rows: rows.unsqueeze(0), encoding)
         if self.span is None:
             return SpannedPositions(rel_keys, groups, (None,))
         return SpannedPositions(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
 
-    def max_past(self, positions: SpannedPositions) -> int:
-        """Return how many tokens before a segment attention can use."""
-        return positions.groups.width + (0 if self.span is None else SPAN_MARGIN)
+    def max_past(self, positions: SpannedPositions, length: int) -> int:
+        """Return how many tokens before the next segment attention can use, after one of T."""
+        # spans grow, with Adam by about its learning rate; the segment is in memory anyway
+        margin = 0 if self.span is None else max(length, self.span.max_span // 50)
+        return max(group.width for group in positions.groups.groups) + margin
 
     def forward(
         self, x: Tensor, positions: SpannedPositions, past: LayerPast | None = None
@@ -300,15 +294,7 @@ class AllAttention(nn.Module):
         )
 
 
-def project_spanned_positions(
-    layers: Sequence[SegmentLayer], positions: nn.Module, farthest: int, like: Tensor
-) -> tuple[SpannedPositions, ...]:
-    """Return each layer's positions for the distances from ``farthest`` to -1, and its spans."""
-    encoding = positions(farthest, like)
-    attentions: list[Any] = [layer.self_attn for layer in layers]
-    spans = [attention.span for attention in attentions if attention.span is not None]
-    groups = read_head_groups(spans) if spans else [ALL_HEADS] * len(attentions)
-    return tuple(
-        attention.project_positions(encoding, layer_groups)
-        for attention, layer_groups in zip(attentions, groups, strict=True)
-    )
+def group_heads(layers: Sequence[SegmentLayer]) -> list[HeadGroups]:
+    """Group each layer's heads by their spans."""
+    spans = [layer.self_attn.span for layer in layers if layer.self_attn.span is not None]
+    return read_head_groups(spans) if spans else [ALL_HEADS] * len(layers)

@@ -15,7 +15,7 @@ from fairseq_plugins.all_attention.attention import (
     IN_ATTENTION,
     JOINT,
     AllAttention,
-    project_spanned_positions,
+    group_heads,
 )
 from fairseq_plugins.all_attention.network import learned_spans
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
@@ -161,7 +161,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             # all heads and layers share the vectors (section 4.3)
             positions=LearnedRelativePositions(cfg.attention_span, width // heads, cfg.clamp_len),
             layer_norm=build_final_norm(cfg),
-            project=project_spanned_positions,
+            share=group_heads,
             checkpoint_activations=cfg.checkpoint_activations,
             compiled_length=compiled_length(cfg),
         )

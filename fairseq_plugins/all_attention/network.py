@@ -5,10 +5,12 @@ Sukhbaatar et al. 2019 (arXiv:1907.01470). Shapes: B streams, T tokens of a segm
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.attention import AllAttention, project_spanned_positions
+from fairseq_plugins.all_attention.attention import AllAttention, group_heads
 from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import SegmentLayer, SegmentNetwork
@@ -48,7 +50,7 @@ class AllAttentionNetwork(SegmentNetwork):
             )
             layers.append(SegmentLayer(embed_dim, attention, None, nn.Dropout(dropout)))
         positions = LearnedRelativePositions(span, embed_dim // num_heads)
-        super().__init__(layers, span, positions, project=project_spanned_positions)
+        super().__init__(layers, span, positions, share=group_heads)
 
     def span_penalty(self) -> Tensor:
         """Return the sum of the layers' mean spans, in tokens (arXiv:1905.07799, equation 9)."""
@@ -61,16 +63,7 @@ class AllAttentionBlock(AllAttentionNetwork):
     In the published models all blocks share one ``positions``.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        persistent_vectors: int,
-        span: int,
-        dropout: float = 0.0,
-        kernel: str = "fast",
-    ) -> None:
-        super().__init__(1, embed_dim, num_heads, persistent_vectors, span, dropout, kernel)
+    __init__ = functools.partialmethod(AllAttentionNetwork.__init__, 1)
 
     @property
     def self_attn(self) -> AllAttention:

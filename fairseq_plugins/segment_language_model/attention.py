@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     Clamped,
     Window,
     hidden_by_window,
+    map_rows,
     rel_shift,
     rows_by_distance,
 )
@@ -110,6 +111,21 @@ def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return KERNELS["plain" if torch.compiler.is_compiling() else kernel]
 
 
+class RelativePositions(NamedTuple):
+    """All that a layer's scores depend on, besides the tokens.
+
+    ``rel_keys`` are p for the distances S - 1 (or more) down to -1, (G, D, d_h), or clamped;
+    ``biases`` are u and v, each (H, d_h). Each may be None.
+    """
+
+    rel_keys: Tensor | Clamped | None
+    biases: tuple[Tensor, Tensor] | None
+
+
+# for torch.load(weights_only=True) of a past
+torch.serialization.add_safe_globals([RelativePositions, Clamped])
+
+
 class PositionBiases(nn.Module):
     """The vectors u and v of Transformer-XL (section 3.3, terms c and d), each (H, d_h)."""
 
@@ -123,15 +139,15 @@ class RelativeAttention(nn.Module):
     """Multi-head attention to a segment and to its past (section 3.3).
 
     The score of query i for key j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``, divided by √d_h, with
-    p = W_kR R; without ``biases``, u and v are 0. By itself::
+    p = W_kR R. By itself::
 
         keys, biases = RelativeKeyProjection(512, 8), PositionBiases(8, 64)
         attention = RelativeAttention(512, 8, Window(0, 255), keys, biases)
         encoding = SinusoidalRelativePositions(512)(x.size(1) - 1, x)
         y, _ = attention(x, attention.project_positions(encoding))  # x, y: (B, T, 512)
 
-    ``position_projection`` maps the encoding of the distances to p, (G, D, d_h). Layers may share
-    the ``biases``.
+    ``position_projection`` maps the encoding of the distances to p, (G, D, d_h). Without
+    ``biases``, u and v are another layer's, or 0.
     """
 
     def __init__(
@@ -158,22 +174,28 @@ class RelativeAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=False)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
 
-    def project_positions(self, encoding: Tensor | Clamped | None) -> Tensor | Clamped | None:
-        """Return p (G, D, d_h), given the encoding of distances that fall to -1; or None."""
-        if self.position_projection is None:
-            return None
-        if isinstance(encoding, Clamped):
-            return Clamped(self.position_projection(encoding.rows))
-        return self.position_projection(encoding)
+    def project_positions(
+        self, encoding: Tensor | Clamped | None, biases: tuple[Tensor, Tensor] | None = None
+    ) -> RelativePositions:
+        """Return what the scores depend on, given the encoding of distances that fall to -1.
 
-    def max_past(self, positions: Any) -> int:
-        """Return how many tokens before a segment attention can use: any number."""
+        ``biases`` are u and v of another layer, for a layer that has none.
+        """
+        if self.biases is not None:
+            # copies, because other layers use them when FSDP has freed this one's parameters
+            biases = self.biases.u.clone(), self.biases.v.clone()
+        if self.position_projection is None or encoding is None:
+            return RelativePositions(None, biases)
+        return RelativePositions(map_rows(self.position_projection, encoding), biases)
+
+    def max_past(self, positions: RelativePositions, length: int) -> int:
+        """Return how many tokens before the next segment attention can use: any number."""
         return UNLIMITED
 
     def forward(
         self,
         x: Tensor,
-        positions: Tensor | Clamped | None = None,
+        positions: RelativePositions,
         past: HiddenStates | KeyValues | None = None,
     ) -> tuple[Tensor, KeyValues | None]:
         """Attend from each token of the segment ``x`` (B, T, d).
@@ -183,10 +205,10 @@ class RelativeAttention(nn.Module):
         """
         check_past(x, past)
         query = self.q_proj(x)
-        if self.biases is None:
+        if positions.biases is None:
             content_query, position_query = scaled_heads(query, self.head_dim), None
         else:
-            u, v = (bias.flatten().to(query.dtype) for bias in (self.biases.u, self.biases.v))
+            u, v = (bias.flatten().to(query.dtype) for bias in positions.biases)
             content_query = scaled_heads(query + u, self.head_dim)
             position_query = scaled_heads(query + v, self.head_dim)
 
@@ -199,7 +221,7 @@ class RelativeAttention(nn.Module):
             content_query,
             keys,
             values,
-            positions,
+            positions.rel_keys,
             self.window,
             dropout=self.dropout if self.training else 0.0,
             position_query=position_query,

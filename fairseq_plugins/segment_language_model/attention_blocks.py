@@ -7,7 +7,7 @@ in a block: C queries that see at most K keys, F distances beyond a clamp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,11 @@ class Clamped(NamedTuple):
     """
 
     rows: Tensor
+
+
+def map_rows(function: Callable[[Tensor], Tensor], encoding: Tensor | Clamped) -> Tensor | Clamped:
+    """Apply a function to the rows of an encoding, clamped or not."""
+    return Clamped(function(encoding.rows)) if isinstance(encoding, Clamped) else function(encoding)
 
 
 def rows_by_distance(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.segment_language_model.attention import is_inference
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.past import HiddenStates, LayerPast, Past
 
 
@@ -31,6 +32,16 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map (B, T, d) to (B, T, d); padding is computed like any token."""
         return self.fc2(self.dropout(F.relu(self.fc1(x))))
+
+
+class Encoding(NamedTuple):
+    """What a layer projects positions from: encoded distances, (D, …), that fall to -1.
+
+    ``shared`` comes from other layers: u and v, or the groups of heads.
+    """
+
+    distances: Tensor | Clamped | None
+    shared: Any = None
 
 
 class SegmentLayer(nn.Module):
@@ -69,12 +80,15 @@ class SegmentLayer(nn.Module):
         positions: Any,
         past: LayerPast | None = None,
         padding_mask: Tensor | None = None,
-    ) -> tuple[Tensor, LayerPast]:
-        """Map a segment (B, T, d) to (B, T, d), and return the past of the next one.
+    ) -> tuple[Tensor, LayerPast, Any]:
+        """Map a segment (B, T, d) to (B, T, d); return also the next one's past, and positions.
 
-        ``positions`` come from the attention's ``project_positions``; ``padding_mask`` (B, T) is
-        true for padding.
+        ``positions`` are an :class:`Encoding`, or those that an earlier call returned;
+        ``padding_mask`` (B, T) is true for padding.
         """
+        if isinstance(positions, Encoding):
+            # here, because FSDP gathers a layer's parameters when it calls the layer
+            positions = self.self_attn.project_positions(*positions)
         entering, entering_past = x, past
         if self.normalize_before:
             entering = self.self_attn_layer_norm(x)
@@ -84,7 +98,7 @@ class SegmentLayer(nn.Module):
         if next_past is None:
             # the layer's input, so that projections and normalisation learn from the past too
             earlier = past if isinstance(past, HiddenStates) else HiddenStates(())
-            next_past = earlier.extended(x).last(self.self_attn.max_past(positions))
+            next_past = earlier.extended(x).last(self.self_attn.max_past(positions, x.size(1)))
         x = self._add(x, attended, self.self_attn_layer_norm)
         for sublayer, layer_norm in (
             (self.feed_forward, self.final_layer_norm),
@@ -93,19 +107,11 @@ class SegmentLayer(nn.Module):
             if sublayer is not None:
                 entering = layer_norm(x) if self.normalize_before else x
                 x = self._add(x, sublayer(entering, padding_mask), layer_norm)
-        return x, next_past
+        return x, next_past, positions
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         x = x + self.dropout(added)
         return x if self.normalize_before else layer_norm(x)
-
-
-def project_positions(
-    layers: Sequence[SegmentLayer], positions: nn.Module, farthest: int, like: Tensor
-) -> tuple[Any, ...]:
-    """Encode the distances from ``farthest`` to -1 once, and project them for each layer."""
-    encoding = positions(farthest, like)
-    return tuple(layer.self_attn.project_positions(encoding) for layer in layers)
 
 
 class SegmentNetwork(nn.Module):
@@ -117,7 +123,7 @@ class SegmentNetwork(nn.Module):
         positions: encodes distances, for relative positions.
         absolute_positions: adds a vector for each place of a segment to every layer's input.
         layer_norm: normalises the last layer's output.
-        project: computes each layer's positions, as :func:`project_positions` does.
+        share: returns what each layer shares with the others, given all layers.
         checkpoint_activations: compute activations again in the backward pass.
         compiled_length: T of the segments that torch.compile's layers read, once the past is full;
             shorter segments and the first ones of a text run without it. 0 compiles nothing.
@@ -130,7 +136,7 @@ class SegmentNetwork(nn.Module):
         positions: nn.Module | None = None,
         absolute_positions: nn.Module | None = None,
         layer_norm: nn.Module | None = None,
-        project: Callable[..., tuple[Any, ...]] = project_positions,
+        share: Callable[[Sequence[SegmentLayer]], Sequence[Any]] | None = None,
         checkpoint_activations: bool = False,
         compiled_length: int = 0,
     ) -> None:
@@ -142,7 +148,7 @@ class SegmentNetwork(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.layer_norm = layer_norm
         self.mem_len = mem_len
-        self.project = project
+        self.share = share
         self.checkpoint_activations = checkpoint_activations
         self.compiled_length = compiled_length
         if compiled_length:
@@ -180,20 +186,30 @@ class SegmentNetwork(nn.Module):
             ]
         earlier = 0 if past is None else past.length
         positions, farthest = self._positions(x, past, earlier + length - 1, keep + length - 1)
+        # inference projects positions a few times only, and compiling takes minutes
+        encoded = isinstance(positions[0], Encoding)
         compiled = length == self.compiled_length and earlier == keep
+        compiled = compiled and not (encoded and is_inference(self))
         if compiled:
             layers = [None if layer is None else layer.whole() for layer in layers]
         next_layers: list[LayerPast] = []
+        projected: list[Any] = []
+        shared = None
         for index, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
                 x = self.absolute_positions.add_to_layer(x, index, first_place)
-            inputs = x, positions[index], layers[index], padding_mask
+            entering = positions[index]
+            if encoded and shared is not None:
+                entering = entering._replace(shared=shared)
+            inputs = x, entering, layers[index], padding_mask
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x, next_layer = checkpoint(layer, *inputs, use_reentrant=False)
+                x, next_layer, entered = checkpoint(layer, *inputs, use_reentrant=False)
             else:
                 # the latter runs without torch.compile, and with hooks
                 run = layer if compiled or not self.compiled_length else layer._call_impl
-                x, next_layer = run(*inputs)
+                x, next_layer, entered = run(*inputs)
+            projected.append(entered)
+            shared = getattr(entered, "biases", None)  # u and v, for layers without their own
             if keep > 0:
                 next_layers.append(next_layer.last(keep))
         if self.layer_norm is not None:
@@ -201,20 +217,30 @@ class SegmentNetwork(nn.Module):
         num_tokens = length + (0 if past is None else past.num_tokens)
         if keep == 0 or not is_inference(self):
             return x, Past(tuple(next_layers), num_tokens)
-        return x, Past(tuple(next_layers), num_tokens, positions, farthest)
+        return x, Past(tuple(next_layers), num_tokens, tuple(projected), farthest)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # weights may repeat u and v in each of the layers that share them
+        expected = {prefix + name for name, _ in self.named_parameters()}
+        for name in [name for name in state_dict if ".self_attn.biases." in name]:
+            first = f"{prefix}layers.0.self_attn.biases.{name[-1]}"
+            repeated = name not in expected and first in expected and first in state_dict
+            if repeated and torch.equal(state_dict[name], state_dict[first]):
+                del state_dict[name]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _positions(
         self, x: Tensor, past: Past | None, farthest: int, ever_farthest: int
     ) -> tuple[tuple[Any, ...], int]:
-        """Return each layer's positions from ``farthest`` (or more) down, and the farthest.
+        """Return positions from ``farthest`` (or more) down for each layer, and the farthest.
 
         In inference the past has them; it gets more of them as it grows to ``ever_farthest``.
         """
-        if self.positions is None:
-            return (None,) * len(self.layers), farthest
         if is_inference(self):
             if past is not None and past.positions is not None and past.farthest >= farthest:
                 return past.positions, past.farthest
             # twice as many as needed: a past that grows token by token would project each time
             farthest = max(farthest, min(2 * farthest, ever_farthest))
-        return self.project(self.layers, self.positions, farthest, x), farthest
+        encoding = None if self.positions is None else self.positions(farthest, x)
+        shared = self.share(self.layers) if self.share else [None] * len(self.layers)
+        return tuple(Encoding(encoding, each) for each in shared), farthest

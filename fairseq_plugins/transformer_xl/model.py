@@ -158,7 +158,6 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
         window = Window(0, seen_before if cfg.same_length else UNLIMITED)
         farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
-        biases = PositionBiases(heads, width // heads) if positions.biased else None
         build_memory = memory_builder(cfg)
 
         # each part draws its initial values here, in this order
@@ -166,8 +165,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         layers, memories = [], []
         for number in range(1, cfg.decoder_layers + 1):
             projection = positions.project(cfg, farthest)
-            if cfg.untie_r and number > 1:
-                biases = PositionBiases(heads, width // heads)
+            # without --untie-r, the other layers use u and v of the first
+            biased = positions.biased and (cfg.untie_r or number == 1)
+            biases = PositionBiases(heads, width // heads) if biased else None
             attention = RelativeAttention(
                 width,
                 heads,

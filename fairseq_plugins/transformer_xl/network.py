@@ -5,6 +5,8 @@ Dai et al. 2019 (arXiv:1901.02860). Shapes: B streams, T tokens of a segment, d 
 
 from __future__ import annotations
 
+import functools
+
 from torch import nn
 
 from fairseq_plugins.segment_language_model.attention import (
@@ -45,9 +47,10 @@ class TransformerXL(SegmentNetwork):
     ) -> None:
         check_heads(embed_dim, num_heads)
         check_sizes(1, num_layers=num_layers, ffn_dim=ffn_dim)
-        biases = PositionBiases(num_heads, embed_dim // num_heads)
         layers = []
-        for _ in range(num_layers):
+        for number in range(num_layers):
+            # the other layers use those of the first
+            biases = None if number else PositionBiases(num_heads, embed_dim // num_heads)
             projection = RelativeKeyProjection(embed_dim, num_heads)
             attention = RelativeAttention(
                 embed_dim, num_heads, Window(0), projection, biases, kernel=kernel
@@ -60,19 +63,10 @@ class TransformerXL(SegmentNetwork):
 class TransformerXLBlock(TransformerXL):
     """One layer of :class:`TransformerXL`, called like the network.
 
-    In the published models all blocks share one ``self_attn.biases``.
+    In the published models all blocks share ``self_attn.biases.u`` and ``v``.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        ffn_dim: int,
-        mem_len: int,
-        dropout: float = 0.0,
-        kernel: str = "fast",
-    ) -> None:
-        super().__init__(1, embed_dim, num_heads, ffn_dim, mem_len, dropout, kernel)
+    __init__ = functools.partialmethod(TransformerXL.__init__, 1)
 
     @property
     def self_attn(self) -> RelativeAttention:

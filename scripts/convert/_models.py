@@ -129,7 +129,7 @@ def _convert_transformer_xl(
         else:
             # Hugging Face stores shared vectors in each layer as well
             again = names if source == HUGGING_FACE else []
-            vectors = [tensors.take_tied(theirs, again, heads, d // heads)] * layers
+            vectors = [tensors.take_tied(theirs, again, heads, d // heads)]
         for number, vector in enumerate(vectors):
             weights[f"decoder.network.layers.{number}.self_attn.biases.{ours}"] = vector
     for number in range(layers):

@@ -31,7 +31,7 @@ from fairseq_plugins.all_attention.attention import (
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.segment_language_model.attention import RelativeAttention, RelativePositions
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
 
@@ -54,20 +54,19 @@ class Reads(NamedTuple):
 def relative_attention(
     layer: RelativeAttention,
     x: Tensor,
-    positions: Tensor | Clamped | None = None,
+    positions: RelativePositions,
     past: HiddenStates | KeyValues | None = None,
 ) -> Reads:
     """``softmax(((q + u)·k + (q + v)·p) / √d_h)`` (Transformer-XL, section 3.3)."""
     query = _split(layer.q_proj(x), layer.head_dim)
-    u = v = torch.zeros(len(query), layer.head_dim)
-    if layer.biases is not None:
-        u, v = layer.biases.u, layer.biases.v
+    u, v = positions.biases or (torch.zeros(len(query), layer.head_dim),) * 2
     keys, values = _keys_and_values(
         lambda tokens: (layer.k_proj(tokens), layer.v_proj(tokens)), layer.head_dim, x, past
     )
     scores = (query + u[:, None, None]) @ keys.mT
-    if positions is not None:
-        scores = scores + _by_distance(query + v[:, None, None], positions, keys.size(2))
+    if positions.rel_keys is not None:
+        rel_keys = positions.rel_keys
+        scores = scores + _by_distance(query + v[:, None, None], rel_keys, keys.size(2))
     weights = _softmax(_within(layer.window, scores / math.sqrt(layer.head_dim)))
     return Reads(layer.out_proj(_join(weights @ values)), weights)
 

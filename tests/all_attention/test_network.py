@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from fairseq_plugins.all_attention import adaptive_span
-from fairseq_plugins.all_attention.network import AllAttentionNetwork, learned_spans
+from fairseq_plugins.all_attention.network import (
+    AllAttentionBlock,
+    AllAttentionNetwork,
+    learned_spans,
+)
 from tests.reference import all_attention as reference
 from tests.segment_language_model.equations import assert_equals_the_equations
 from tests.segment_language_model.networks import SPAN, build, draw
@@ -34,6 +38,21 @@ def test_the_span_penalty_sums_mean_spans_in_tokens():
     torch.testing.assert_close(penalty.item(), SPAN * (0.1 + 0.2 + 0.3))
     for gradient in torch.autograd.grad(penalty, spans):
         torch.testing.assert_close(gradient, torch.full_like(gradient, SPAN / 4))
+
+
+@pytest.mark.parametrize(("length", "growth"), [(1, 2), (4, 4), (20, 20)])
+def test_a_span_that_grows_in_an_update_sees_its_new_context(length, growth):
+    block = AllAttentionBlock(16, 4, 5, 100).double()
+    span, text = block.self_attn.span, draw(2, 80)
+    span.ramp, before = 2, 80 - length
+    past = None
+    for segment in text[:, :before].split(length, dim=1):
+        _, past = block(segment, past)
+    # a segment more than the spans, or 2 % of the largest span
+    assert past.length == 2 + max(length, 2)
+    span.value.data.fill_(growth / 100)
+    y, _ = block(text[:, before:], past)
+    torch.testing.assert_close(y, block(text)[0][:, before:])
 
 
 @pytest.mark.parametrize("part", ["weights", "sublayer"])

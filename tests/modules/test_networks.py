@@ -199,6 +199,20 @@ def test_plain_networks_work_under_torch_func(name):
 
 
 @each_network
+def test_a_network_trains_on_after_torch_func(name):
+    network, x = build(name, kernel="plain"), draw()
+    loss, parameters = cubic_loss(network)
+    detached = {key: weight.detach() for key, weight in parameters.items()}
+    gradients = grad(loss)(detached, x)
+    network(x)[0].pow(3).sum().backward()
+    afterwards = dict(network.named_parameters())
+    assert gradients.keys() == afterwards.keys() == parameters.keys()
+    for key, weight in afterwards.items():
+        assert weight is parameters[key]
+        torch.testing.assert_close(gradients[key], weight.grad)
+
+
+@each_network
 def test_fast_networks_refuse_higher_derivatives_and_name_the_kernel(name):
     network = build(name)
     x = draw(1, 2).requires_grad_()

@@ -11,11 +11,13 @@ from fairseq.modules.transformer_layer import (
 )
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 
+from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS
 from fairseq_plugins.fairseq_integration.memory_options import MemoryLayersOptions
 from fairseq_plugins.fairseq_integration.parameters import update_rule
 from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, parse_memory_layers
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import LazyAdamRule
+from fairseq_plugins.segment_language_model.network import Encoding
 from tests import tiny
 from tests.product_key_memory.layer import build_memory
 from tests.product_key_memory.tiny import (
@@ -160,7 +162,8 @@ def test_a_segment_layer_has_its_memory_in_place_of_feed_forward_or_after_it(pre
         options = {"decoder_normalize_before": pre_norm} if kind == "transformer_xl" else {}
         network = build(kind, memory_interleave=True, **options).decoder.network
         layer, x = network.layers[1], torch.randn(3, 5, 16)
-        positions = network.project(network.layers[1:2], network.positions, 4, x)[0]
+        groups = ALL_HEADS if kind == "all_attention" else None
+        positions = Encoding(network.positions(4, x), groups)
         plain = copy.deepcopy(layer)
         plain.memory = None
         expected = follow(layer, plain(x, positions)[0], layer.dropout)

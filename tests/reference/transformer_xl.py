@@ -17,20 +17,21 @@ def sinusoid(number, width):
     )
 
 
-def attention(layer, x, context, seen, encode):
+def attention(layer, x, context, seen, encode, shared=None):
     """Compute the sublayer for one stream: x (T, d), the end of context (M + T, d).
 
-    ``seen(distance)``: whether a key is visible; ``encode(head, distance)``: its position key.
+    ``seen(distance)``: whether a key is visible; ``encode(head, distance)``: its position key;
+    ``shared``: u and v of layers without their own.
     """
-    outputs = []
+    outputs, biases = [], layer.biases or shared
     for head in range(x.size(1) // layer.head_dim):
         rows = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
         projections = (layer.q_proj, x), (layer.k_proj, context), (layer.v_proj, context)
         q, k, v = (y @ projection.weight[rows].T for projection, y in projections)
         # queries for terms a and c of the score, and for b and d
         content_q = positions_q = q
-        if layer.biases is not None:
-            content_q, positions_q = q + layer.biases.u[head], q + layer.biases.v[head]
+        if biases is not None:
+            content_q, positions_q = q + biases.u[head], q + biases.v[head]
         encode_head = functools.partial(encode, head)
         outputs.append(attend(content_q, k, v, encode_head, seen, position_q=positions_q))
     return torch.cat(outputs, dim=1) @ layer.out_proj.weight.T
@@ -67,15 +68,15 @@ def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=Non
             x = x + torch.stack([sinusoid(number, x.size(1)) for number in range(len(x))])
         context = x if past is None else torch.cat([past[index], x])
         inputs.append(context)
-        encode = encoder(layer.self_attn, clamp_len)
+        rest = seen, encoder(layer.self_attn, clamp_len), network.layers[0].self_attn.biases
         norms = layer.self_attn_layer_norm, layer.final_layer_norm
         first, second = ((norm.weight, norm.bias) for norm in norms)
         if layer.normalize_before:
             y = layer_norm(context, *first)
-            x = x + attention(layer.self_attn, y[len(y) - len(x) :], y, seen, encode)
+            x = x + attention(layer.self_attn, y[len(y) - len(x) :], y, *rest)
             x = x + feed_forward(layer.feed_forward, layer_norm(x, *second))
         else:
-            x = layer_norm(x + attention(layer.self_attn, x, context, seen, encode), *first)
+            x = layer_norm(x + attention(layer.self_attn, x, context, *rest), *first)
             x = layer_norm(x + feed_forward(layer.feed_forward, x), *second)
     norm = network.layer_norm
     return (x if norm is None else layer_norm(x, norm.weight, norm.bias)), inputs

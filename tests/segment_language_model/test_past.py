@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -41,6 +43,36 @@ def test_key_values_are_those_of_the_last_tokens(most, length):
         assert torch.equal(past.keys, keys[:, :, first:end])
         assert torch.equal(past.values, values[:, :, first:end])
         assert past.buffers.keys.size(2) <= most + most // 4 + 2 * length
+
+
+def in_turn(function, items):
+    return [function(item) for item in items]
+
+
+def in_threads(function, items):
+    barrier = threading.Barrier(len(items))
+
+    def at_once(item):
+        barrier.wait()
+        return function(item)
+
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(at_once, items))
+
+
+@pytest.mark.parametrize("at_once", [in_turn, in_threads])
+@pytest.mark.parametrize("length", [4, 8, 40])
+def test_continuations_do_not_overwrite_each_other(at_once, length):
+    start, (token, _) = draw_heads(length), draw_heads(1, seed=1)
+    # from 8 tokens on, the buffers have room behind the new token
+    past = KeyValues.wrap(*start).extended(token, token)
+    begun = torch.cat([start[0], token], dim=2)
+    for _ in range(20):
+        drawn = [draw_heads(1, seed)[0] for seed in range(2, 6)]
+        continued = at_once(lambda new, past=past: past.extended(new, new), drawn)
+        for new, longer in zip(drawn, continued, strict=True):
+            assert torch.equal(longer.keys, torch.cat([begun, new], dim=2))
+        past, begun = continued[0], continued[0].keys.clone()
 
 
 def test_key_values_are_rarely_copied():
@@ -113,6 +145,30 @@ def test_whoever_holds_a_past_or_a_copy_goes_on_from_it(name, mode, kind):
             whole, read = read_segments(network, (*before, last))
             torch.testing.assert_close(y, whole[:, -last.size(1) :])
             assert past.num_tokens + last.size(1) == read.num_tokens
+
+
+@each_network
+@each_mode
+def test_a_past_stays_when_the_caller_changes_his_input(name, mode):
+    training, grad = MODES[mode]
+    network, (text, rest) = build(name).train(training), pieces(6, 3)
+    with grad():
+        expected, _ = read_segments(network, (text, rest))
+        _, past = network(text)
+        text.zero_()
+        y, _ = network(rest, past)
+    torch.testing.assert_close(y, expected[:, 6:])
+
+
+def test_a_past_of_inference_mode_goes_on_outside_it():
+    # the second segment's buffers have room for the third
+    network, text = build("TransformerXL").eval(), pieces(8, 1, 1)
+    with torch.no_grad():
+        expected, _ = read_segments(network, text)
+        with torch.inference_mode():
+            _, past = read_segments(network, text[:2])
+        y, _ = network(text[2], past)
+    torch.testing.assert_close(y, expected[:, 9:])
 
 
 @each_network

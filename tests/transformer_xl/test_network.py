@@ -1,11 +1,12 @@
 """The network and the block of Transformer-XL against the equations of section 3."""
 
 import pytest
+import torch
 
 from fairseq_plugins.transformer_xl.network import TransformerXL
 from tests.reference import transformer_xl as reference
 from tests.segment_language_model.equations import assert_equals_the_equations
-from tests.segment_language_model.networks import build
+from tests.segment_language_model.networks import build, draw
 
 
 @pytest.mark.parametrize("kernel", ["fast", "plain"])
@@ -19,3 +20,17 @@ def test_all_layers_share_u_and_v():
     # 4 projections, W_kR, feed-forward sublayer, two norms; u and v
     layer = 5 * 16 * 16 + 2 * 16 * 24 + 24 + 16 + 4 * 16
     assert sum(p.numel() for p in network.parameters()) == 3 * layer + 2 * 16
+
+
+def test_weights_that_repeat_u_and_v_in_each_layer_load():
+    network, fresh = build("TransformerXL"), TransformerXL(3, 16, 2, 24, 12).double()
+    weights = network.state_dict()
+    for name in ("u", "v"):
+        first, *others = (f"layers.{number}.self_attn.biases.{name}" for number in range(3))
+        weights |= dict.fromkeys(others, weights[first])
+    fresh.load_state_dict(weights)
+    assert torch.equal(fresh(draw())[0], network(draw())[0])
+    # each layer has its own
+    weights["layers.2.self_attn.biases.v"] = torch.ones(2, 8)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*: \"layers.2.self_attn.biases.v\""):
+        fresh.load_state_dict(weights)
