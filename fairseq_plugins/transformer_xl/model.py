@@ -1,9 +1,8 @@
 """Transformer-XL (Dai et al. 2019, arXiv:1901.02860), its ablations, and presets."""
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
@@ -14,22 +13,15 @@ from torch import nn
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.model import (
     SegmentDecoder,
     SegmentLanguageModel,
     build_embedding,
-    build_final_norm,
     build_output,
     check_task,
     memory_builder,
     summarise,
-)
-from fairseq_plugins.segment_language_model.network import (
-    FeedForward,
-    SegmentLayer,
-    SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
@@ -38,60 +30,18 @@ from fairseq_plugins.segment_language_model.options import (
     compiled_length,
     size_preset,
 )
-from fairseq_plugins.segment_language_model.positions import (
-    Distances,
-    LearnedAbsolutePositions,
-    LearnedRelativeKeys,
-    RelativeKeyProjection,
-    SinusoidalAbsolutePositions,
-    SinusoidalRelativePositions,
+from fairseq_plugins.transformer_xl.dropout import WordDropout
+from fairseq_plugins.transformer_xl.network import (
+    INIT_STD,
+    POSITIONS,
+    PositionEncoding,
+    TransformerXL,
+    Variant,
+    dropout_class,
+    initialise,
+    memory_modules,
 )
-from fairseq_plugins.transformer_xl.dropout import LockedDropout, WordDropout
 
-
-class PositionEncoding(NamedTuple):
-    """A choice of ``--positions``.
-
-    ``encode`` builds the module that encodes distances or, if not ``relative``, places; ``project``
-    builds each layer's map from the encoding to relative keys, given the options and the farthest
-    distance. ``biased`` attention has vectors u and v.
-    """
-
-    relative: bool
-    encode: Callable[[Any], nn.Module]
-    project: Callable[[Any, int], nn.Module | None] = lambda cfg, farthest: None
-    biased: bool = False
-
-
-def _sinusoids(cfg: Any) -> nn.Module:
-    dropout = dropout_class(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
-    return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
-
-
-def _shaw_keys(cfg: Any, farthest: int) -> nn.Module:
-    heads = cfg.decoder_attention_heads
-    farthest = min(farthest, cfg.clamp_len or farthest)
-    return LearnedRelativeKeys(heads, farthest, cfg.decoder_embed_dim // heads)
-
-
-POSITIONS = {
-    "transformer-xl": PositionEncoding(
-        True,
-        _sinusoids,
-        lambda cfg, _: RelativeKeyProjection(cfg.decoder_embed_dim, cfg.decoder_attention_heads),
-        biased=True,
-    ),
-    "shaw": PositionEncoding(True, lambda cfg: Distances(cfg.clamp_len), _shaw_keys),
-    "learned-absolute": PositionEncoding(
-        False,
-        lambda cfg: LearnedAbsolutePositions(
-            cfg.decoder_layers, cfg.tokens_per_sample + cfg.extended_context, cfg.decoder_embed_dim
-        ),
-    ),
-    "sinusoidal-absolute": PositionEncoding(
-        False, lambda cfg: SinusoidalAbsolutePositions(cfg.decoder_embed_dim)
-    ),
-}
 # The published PyTorch code draws projections of adaptive bands with this standard deviation.
 _ADAPTIVE_PROJECTION_STD = 0.01
 
@@ -126,7 +76,7 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
         "variational dropout: drop the same elements at every token of a segment (except of "
         "attention weights)",
     )
-    init_std: float = option(0.02, "standard deviation of the initial weights")
+    init_std: float = option(INIT_STD, "standard deviation of the initial weights")
     initial_values: ChoiceEnum(["pytorch", "tensorflow"]) = option(
         "pytorch",
         "published code to follow for initial values: pytorch (norms around 1, projections of "
@@ -152,79 +102,55 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         check_options(cfg, dictionary, mem_len)
         _check_positions(cfg, positions)
 
-        width, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
-        dropout = dropout_class(cfg)
         # with same length, mem_len counts the token itself
         seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
-        window = Window(0, seen_before if cfg.same_length else UNLIMITED)
-        farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
-        build_memory = memory_builder(cfg)
-
-        # each part draws its initial values here, in this order
+        segment = cfg.tokens_per_sample + cfg.extended_context
+        variant = Variant(
+            positions=str(cfg.positions),
+            window=Window(0, seen_before if cfg.same_length else UNLIMITED),
+            farthest=max(1, mem_len + segment - 1),
+            places=segment,
+            clamp_len=cfg.clamp_len,
+            separate_biases=cfg.untie_r,
+            attention_dropout=cfg.attention_dropout,
+            activation_dropout=cfg.activation_dropout,
+            position_dropout=cfg.embed_dropout,
+            locked_dropout=cfg.locked_dropout,
+            normalize_before=cfg.decoder_normalize_before,
+            final_norm=not cfg.no_decoder_final_norm,
+            layer_norm_epsilon=cfg.layer_norm_epsilon,
+            memory=memory_builder(cfg),
+            memory_interleave=cfg.memory_interleave,
+        )
         embed_tokens = build_embedding(cfg, dictionary)
-        layers, memories = [], []
-        for number in range(1, cfg.decoder_layers + 1):
-            projection = positions.project(cfg, farthest)
-            # without --untie-r, the other layers use u and v of the first
-            biased = positions.biased and (cfg.untie_r or number == 1)
-            biases = PositionBiases(heads, width // heads) if biased else None
-            attention = RelativeAttention(
-                width,
-                heads,
-                window,
-                projection,
-                biases,
-                cfg.attention_dropout,
-                str(cfg.attention_kernel),
-            )
-            feed_forward: nn.Module | None = None
-            if cfg.decoder_ffn_embed_dim:
-                inner_dropout = dropout(cfg.activation_dropout)
-                feed_forward = FeedForward(width, cfg.decoder_ffn_embed_dim, inner_dropout)
-            memory = build_memory(number)
-            memories += [memory] if memory is not None else []
-            if memory is not None and not cfg.memory_interleave:
-                feed_forward, memory = memory, None
-            layer = SegmentLayer(
-                width,
-                attention,
-                feed_forward,
-                dropout(cfg.dropout),
-                cfg.decoder_normalize_before,
-                cfg.layer_norm_epsilon,
-                memory,
-            )
-            layers.append(layer)
-        output = build_output(cfg, dictionary, embed_tokens)
-        encoding = positions.encode(cfg)
-        network = SegmentNetwork(
-            layers,
+        network = TransformerXL(
+            cfg.decoder_layers,
+            cfg.decoder_embed_dim,
+            cfg.decoder_attention_heads,
+            cfg.decoder_ffn_embed_dim,
             mem_len,
-            positions=encoding if positions.relative else None,
-            absolute_positions=None if positions.relative else encoding,
-            layer_norm=build_final_norm(cfg),
+            cfg.dropout,
+            str(cfg.attention_kernel),
+            variant,
+            init_std=None,  # drawn below, with the embeddings and the output
             checkpoint_activations=cfg.checkpoint_activations,
             compiled_length=compiled_length(cfg),
         )
+        output = build_output(cfg, dictionary, embed_tokens)
         decoder = SegmentDecoder(
             dictionary,
             embed_tokens,
             network,
             output,
             cfg,
-            dropout,
+            dropout_class(cfg.locked_dropout),
             WordDropout(cfg.word_dropout, len(dictionary)),
-            embed_scale=width**0.5,
+            embed_scale=cfg.decoder_embed_dim**0.5,
         )
-        initialise(decoder, cfg, memories)
+        initialise_model(decoder, cfg)
         model = cls(decoder, f"{summarise(cfg, mem_len)}, positions {cfg.positions}")
         attach_digest(model, task)
         return model
-
-
-def dropout_class(cfg: TransformerXLConfig) -> type[nn.Module]:
-    """Return the class of dropout for embeddings, sublayers and activations."""
-    return LockedDropout if cfg.locked_dropout else nn.Dropout
 
 
 def _check_positions(cfg: TransformerXLConfig, positions: PositionEncoding) -> None:
@@ -248,30 +174,11 @@ def _check_positions(cfg: TransformerXLConfig, positions: PositionEncoding) -> N
         )
 
 
-def initialise(
-    decoder: SegmentDecoder, cfg: TransformerXLConfig, memories: Iterable[nn.Module]
-) -> None:
-    """Draw all weights as the published codes do: N(0, std), norms around 1, biases 0.
-
-    The ``memories`` keep their own initial values.
-    """
+def initialise_model(decoder: SegmentDecoder, cfg: TransformerXLConfig) -> None:
+    """Draw the initial values of a published code; memories have their own."""
     tensorflow = cfg.initial_values == "tensorflow"
-    in_memories = {module for memory in memories for module in memory.modules()}
-    for module in decoder.modules():
-        if module in in_memories:
-            continue
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, 1.0, 0.0 if tensorflow else cfg.init_std)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=cfg.init_std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding | LearnedRelativeKeys | LearnedAbsolutePositions):
-            nn.init.normal_(module.weight, std=cfg.init_std)
-        elif isinstance(module, PositionBiases):
-            nn.init.normal_(module.u, std=cfg.init_std)
-            nn.init.normal_(module.v, std=cfg.init_std)
+    norm_std = 0.0 if tensorflow else cfg.init_std
+    initialise(decoder, cfg.init_std, norm_std, memory_modules(decoder.network))
     embedding = decoder.embed_tokens
     projections = []
     if isinstance(embedding, AdaptiveInput):

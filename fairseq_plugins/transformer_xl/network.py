@@ -1,4 +1,4 @@
-"""Transformer-XL in plain PyTorch: a block, and the network of section 3.
+"""Transformer-XL in plain PyTorch: the network of section 3, its ablations, and a block.
 
 Dai et al. 2019 (arXiv:1901.02860). Shapes: B streams, T tokens of a segment, d model width.
 """
@@ -6,6 +6,9 @@ Dai et al. 2019 (arXiv:1901.02860). Shapes: B streams, T tokens of a segment, d 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -22,17 +25,122 @@ from fairseq_plugins.segment_language_model.network import (
     SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.positions import (
+    Distances,
+    LearnedAbsolutePositions,
+    LearnedRelativeKeys,
     RelativeKeyProjection,
+    SinusoidalAbsolutePositions,
     SinusoidalRelativePositions,
 )
+from fairseq_plugins.transformer_xl.dropout import LockedDropout
+
+# the published PyTorch code's standard deviation of initial weights
+INIT_STD = 0.02
+_ALL_EARLIER = Window(0)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs from the model of section 3: ablations (section 4.2), PTB's model, practice.
+
+    Args:
+        positions: one of :data:`POSITIONS`.
+        window: the distances that a token sees.
+        farthest: the farthest distance, for learned keys.
+        places: the number of places of a segment, for learned vectors of places.
+        clamp_len: larger distances count as this one.
+        separate_biases: each layer has its own u and v.
+        attention_dropout: rate of the attention weights' dropout.
+        activation_dropout: rate of the inner activations' dropout; None for that of sublayers.
+        position_dropout: rate of the dropout of sinusoids.
+        locked_dropout: drop the same elements at every token of a segment.
+        normalize_before: ``x + sublayer(LN(x))``, and, with ``final_norm``, LN at the end.
+        memory: builds the product-key memory of a layer, by its number from 1, or None.
+        memory_interleave: memories follow feed-forward sublayers instead of replacing them.
+    """
+
+    positions: str = "transformer-xl"
+    window: Window = _ALL_EARLIER
+    farthest: int = 1
+    places: int = 1
+    clamp_len: int | None = None
+    separate_biases: bool = False
+    attention_dropout: float = 0.0
+    activation_dropout: float | None = None
+    position_dropout: float = 0.0
+    locked_dropout: bool = False
+    normalize_before: bool = False
+    final_norm: bool = True
+    layer_norm_epsilon: float = 1e-5
+    memory: Callable[[int], nn.Module | None] = lambda number: None
+    memory_interleave: bool = False
+
+
+class Sizes(NamedTuple):
+    """The sizes of a network on which its position encoding depends, too."""
+
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+
+
+class PositionEncoding(NamedTuple):
+    """A choice of positions.
+
+    ``encode`` builds the module that encodes distances or, if not ``relative``, places; ``project``
+    builds each layer's map from the encoding to relative keys. ``biased`` attention has u and v.
+    """
+
+    relative: bool
+    encode: Callable[[Sizes, Variant], nn.Module]
+    project: Callable[[Sizes, Variant], nn.Module | None] = lambda sizes, variant: None
+    biased: bool = False
+
+
+def _sinusoids(sizes: Sizes, variant: Variant) -> nn.Module:
+    rate = variant.position_dropout
+    dropout = dropout_class(variant.locked_dropout)(rate) if rate else None
+    return SinusoidalRelativePositions(sizes.embed_dim, variant.clamp_len, dropout)
+
+
+def _shaw_keys(sizes: Sizes, variant: Variant) -> nn.Module:
+    farthest = min(variant.farthest, variant.clamp_len or variant.farthest)
+    return LearnedRelativeKeys(sizes.num_heads, farthest, sizes.embed_dim // sizes.num_heads)
+
+
+POSITIONS = {
+    "transformer-xl": PositionEncoding(
+        True,
+        _sinusoids,
+        lambda sizes, _: RelativeKeyProjection(sizes.embed_dim, sizes.num_heads),
+        biased=True,
+    ),
+    "shaw": PositionEncoding(True, lambda _, variant: Distances(variant.clamp_len), _shaw_keys),
+    "learned-absolute": PositionEncoding(
+        False,
+        lambda sizes, variant: LearnedAbsolutePositions(
+            sizes.num_layers, variant.places, sizes.embed_dim
+        ),
+    ),
+    "sinusoidal-absolute": PositionEncoding(
+        False, lambda sizes, _: SinusoidalAbsolutePositions(sizes.embed_dim)
+    ),
+}
 
 
 class TransformerXL(SegmentNetwork):
     """Layers of attention to a segment and ``mem_len`` tokens before it, and of feed-forward.
 
-    ``y, past = network(x, past)`` with x, y (B, T, d). All layers share u and v. ``dropout`` acts
-    on each sublayer's output and on the inner activations; ``kernel`` is "fast", or "plain" for
-    higher derivatives and torch.func.
+    ``y, past = network(x, past)`` with x, y (B, T, d). It begins with weights from N(0, 0.02), as
+    the paper's models do.
+
+    Args:
+        ffn_dim: inner width of the feed-forward sublayers; 0 for none.
+        dropout: rate of the dropout of each sublayer's output and of the inner activations.
+        kernel: "fast", or "plain" for higher derivatives and torch.func.
+        variant: what differs from the paper's model.
+        init_std: standard deviation of the initial weights; None leaves those of the parts.
+        options: further ones of :class:`.SegmentNetwork`.
     """
 
     def __init__(
@@ -44,20 +152,100 @@ class TransformerXL(SegmentNetwork):
         mem_len: int,
         dropout: float = 0.0,
         kernel: str = "fast",
+        variant: Variant = Variant(),
+        init_std: float | None = INIT_STD,
+        **options: Any,
     ) -> None:
         check_heads(embed_dim, num_heads)
-        check_sizes(1, num_layers=num_layers, ffn_dim=ffn_dim)
+        check_sizes(1, num_layers=num_layers)
+        check_sizes(0, ffn_dim=ffn_dim)
+        sizes = Sizes(num_layers, embed_dim, num_heads)
+        positions, make_dropout = (
+            POSITIONS[variant.positions],
+            dropout_class(variant.locked_dropout),
+        )
+        inner_rate = dropout if variant.activation_dropout is None else variant.activation_dropout
         layers = []
-        for number in range(num_layers):
+        for number in range(1, num_layers + 1):
+            projection = positions.project(sizes, variant)
             # the other layers use those of the first
-            biases = None if number else PositionBiases(num_heads, embed_dim // num_heads)
-            projection = RelativeKeyProjection(embed_dim, num_heads)
+            biased = positions.biased and (number == 1 or variant.separate_biases)
             attention = RelativeAttention(
-                embed_dim, num_heads, Window(0), projection, biases, kernel=kernel
+                embed_dim,
+                num_heads,
+                variant.window,
+                projection,
+                PositionBiases(num_heads, embed_dim // num_heads) if biased else None,
+                variant.attention_dropout,
+                kernel,
             )
-            feed_forward = FeedForward(embed_dim, ffn_dim, nn.Dropout(dropout))
-            layers.append(SegmentLayer(embed_dim, attention, feed_forward, nn.Dropout(dropout)))
-        super().__init__(layers, mem_len, SinusoidalRelativePositions(embed_dim))
+            feed_forward: nn.Module | None = None
+            if ffn_dim:
+                feed_forward = FeedForward(embed_dim, ffn_dim, make_dropout(inner_rate))
+            memory = variant.memory(number)
+            if memory is not None and not variant.memory_interleave:
+                feed_forward, memory = memory, None
+            layer = SegmentLayer(
+                embed_dim,
+                attention,
+                feed_forward,
+                make_dropout(dropout),
+                variant.normalize_before,
+                variant.layer_norm_epsilon,
+                memory,
+            )
+            layers.append(layer)
+        encoding = positions.encode(sizes, variant)
+        layer_norm = None
+        if variant.normalize_before and variant.final_norm:
+            layer_norm = nn.LayerNorm(embed_dim, variant.layer_norm_epsilon)
+        super().__init__(
+            layers,
+            mem_len,
+            positions=encoding if positions.relative else None,
+            absolute_positions=None if positions.relative else encoding,
+            layer_norm=layer_norm,
+            **options,
+        )
+        if init_std is not None:
+            initialise(self, init_std, init_std, memory_modules(self))
+
+
+def dropout_class(locked: bool) -> type[nn.Module]:
+    """Return the class of dropout for embeddings, sublayers and activations."""
+    return LockedDropout if locked else nn.Dropout
+
+
+def memory_modules(network: SegmentNetwork) -> set[nn.Module]:
+    """Return the modules of a network's product-key memories, which have own initial values."""
+    sublayers = [part for layer in network.layers for part in (layer.feed_forward, layer.memory)]
+    return {
+        module
+        for sublayer in sublayers
+        if sublayer is not None and not isinstance(sublayer, FeedForward)
+        for module in sublayer.modules()
+    }
+
+
+def initialise(
+    model: nn.Module, std: float, norm_std: float, excluded: Collection[nn.Module]
+) -> None:
+    """Draw weights from N(0, std), and those of norms from N(1, norm_std); biases become 0."""
+    for module in model.modules():
+        if module in excluded:
+            continue
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 1.0, norm_std)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding | LearnedRelativeKeys | LearnedAbsolutePositions):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, PositionBiases):
+            nn.init.normal_(module.u, std=std)
+            nn.init.normal_(module.v, std=std)
 
 
 class TransformerXLBlock(TransformerXL):
