@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.all_attention import adaptive_span
 from fairseq_plugins.segment_language_model.past import KeyValues, Past
@@ -182,7 +183,7 @@ def test_training_refuses_a_past_of_keys_and_values(name):
 
 @each_network
 @each_mode
-@pytest.mark.parametrize("order", [[0, 1], [1, 0], [1], [1, 1, 0], [0, 0]])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0], [0], [1], [1, 1, 0], [0, 0]])
 def test_a_past_goes_on_with_reordered_streams(name, mode, order):
     training, grad = MODES[mode]
     network, order = build(name).train(training), torch.tensor(order)
@@ -213,3 +214,5 @@ def test_a_past_goes_on_in_another_dtype(name, mode, dtype):
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
     for layer in cast.layers:
         assert layer.to(dtype).length == layer.length
+    numbers = [leaf for leaf in tree_leaves(cast.positions) if isinstance(leaf, torch.Tensor)]
+    assert {leaf.dtype for leaf in numbers if leaf.is_floating_point()} <= {dtype}
