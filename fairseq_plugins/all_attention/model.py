@@ -7,36 +7,27 @@ from typing import Any
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from torch import nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.attention import (
-    HEAD_SPLIT,
-    IN_ATTENTION,
-    JOINT,
-    AllAttention,
-    group_heads,
+from fairseq_plugins.all_attention.attention import JOINT
+from fairseq_plugins.all_attention.network import (
+    FEED_FORWARD,
+    VARIANTS,
+    AllAttentionNetwork,
+    Variant,
+    learned_spans,
 )
-from fairseq_plugins.all_attention.network import learned_spans
-from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.model import (
     SegmentDecoder,
     SegmentLanguageModel,
     build_embedding,
-    build_final_norm,
     build_output,
     check_task,
-    memory_builder,
+    layer_variant,
     summarise,
-)
-from fairseq_plugins.segment_language_model.network import (
-    FeedForward,
-    SegmentLayer,
-    SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
@@ -49,9 +40,6 @@ from fairseq_plugins.segment_language_model.options import (
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
 
 logger = logging.getLogger(__name__)
-
-FEED_FORWARD = "ff-attn"
-VARIANTS = (*IN_ATTENTION, FEED_FORWARD)
 
 
 @dataclass
@@ -102,75 +90,44 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         check_options(cfg, dictionary, mem_len)
         _check_attention(cfg)
 
-        width, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
-        # a token's context excludes the token itself (section 4.3)
-        window = Window(1, mem_len if cfg.same_length else cfg.attention_span)
-        variant, kernel = str(cfg.persistent_variant), str(cfg.attention_kernel)
-        separate = variant == FEED_FORWARD
-        build_memory = memory_builder(cfg)
-
-        # each part draws its initial values here, in this order
+        seen = mem_len if cfg.same_length else cfg.attention_span
+        variant = Variant(
+            **layer_variant(cfg),
+            persistent=str(cfg.persistent_variant),
+            learned_spans=cfg.adaptive_span,
+            span_ramp=cfg.span_ramp,
+            span_init=cfg.span_init,
+            span_epsilon=cfg.span_epsilon,
+            seen=seen,
+            ffn_dim=cfg.decoder_ffn_embed_dim,
+        )
         embed_tokens = build_embedding(cfg, dictionary)
-        layers = []
-        for number in range(1, cfg.decoder_layers + 1):
-            span = None
-            if cfg.adaptive_span:
-                context_heads = heads // 2 if variant == HEAD_SPLIT else heads
-                span = AdaptiveSpan(
-                    context_heads,
-                    cfg.attention_span,
-                    cfg.span_ramp,
-                    cfg.span_init,
-                    cfg.span_epsilon,
-                )
-            attention = AllAttention(
-                width,
-                heads,
-                window,
-                cfg.attention_dropout,
-                0 if separate else cfg.persistent_vectors,
-                JOINT if separate else variant,
-                span,
-                kernel,
-            )
-            feed_forward: nn.Module | None = None
-            if separate:
-                feed_forward = SoftmaxFeedForward(
-                    cfg.persistent_vectors, width, cfg.attention_dropout, kernel
-                )
-            elif cfg.decoder_ffn_embed_dim:
-                inner_dropout = nn.Dropout(cfg.activation_dropout)
-                feed_forward = FeedForward(width, cfg.decoder_ffn_embed_dim, inner_dropout)
-            memory = build_memory(number)
-            if memory is not None and not cfg.memory_interleave:
-                feed_forward, memory = memory, None
-            layer = SegmentLayer(
-                width,
-                attention,
-                feed_forward,
-                nn.Dropout(cfg.dropout),
-                cfg.decoder_normalize_before,
-                cfg.layer_norm_epsilon,
-                memory,
-            )
-            layers.append(layer)
-        output = build_output(cfg, dictionary, embed_tokens)
-        network = SegmentNetwork(
-            layers,
-            mem_len,
-            # all heads and layers share the vectors (section 4.3)
-            positions=LearnedRelativePositions(cfg.attention_span, width // heads, cfg.clamp_len),
-            layer_norm=build_final_norm(cfg),
-            share=group_heads,
+        with torch.device("meta"):
+            head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
+            positions = LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len)
+        network = AllAttentionNetwork(
+            cfg.decoder_layers,
+            cfg.decoder_embed_dim,
+            cfg.decoder_attention_heads,
+            cfg.persistent_vectors,
+            cfg.attention_span,
+            cfg.dropout,
+            str(cfg.attention_kernel),
+            variant,
+            positions,
+            mem_len=mem_len,
             checkpoint_activations=cfg.checkpoint_activations,
             compiled_length=compiled_length(cfg),
         )
+        output = build_output(cfg, dictionary, embed_tokens)
+        # drawn last, so that a seed gives the weights that it always gave
+        positions.to_empty(device="cpu").reset_parameters()
         decoder = SegmentDecoder(dictionary, embed_tokens, network, output, cfg)
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"
         if cfg.persistent_vectors:
-            vectors += f" ({variant})"
-        summary = f"{summarise(cfg, mem_len)}, {kind} {window.farthest}, {vectors}"
+            vectors += f" ({variant.persistent})"
+        summary = f"{summarise(cfg, mem_len)}, {kind} {seen}, {vectors}"
         model = cls(decoder, summary)
         attach_digest(model, task)
         return model

@@ -1,4 +1,4 @@
-"""All-attention in plain PyTorch: a block, and the network of section 4.
+"""All-attention in plain PyTorch: the network of section 4, its ablations, and a block.
 
 Sukhbaatar et al. 2019 (arXiv:1907.01470). Shapes: B streams, T tokens of a segment, d model width.
 """
@@ -6,23 +6,71 @@ Sukhbaatar et al. 2019 (arXiv:1907.01470). Shapes: B streams, T tokens of a segm
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.attention import AllAttention, group_heads
+from fairseq_plugins.all_attention.attention import (
+    HEAD_SPLIT,
+    IN_ATTENTION,
+    JOINT,
+    AllAttention,
+    group_heads,
+)
+from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.network import SegmentLayer, SegmentNetwork
+from fairseq_plugins.segment_language_model.network import (
+    FeedForward,
+    LayerVariant,
+    SegmentNetwork,
+)
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
+
+FEED_FORWARD = "ff-attn"
+VARIANTS = (*IN_ATTENTION, FEED_FORWARD)
+
+
+@dataclass(frozen=True)
+class Variant(LayerVariant):
+    """What differs from the model of section 4: its ablations (5.3), and adaptive span with FFN.
+
+    Args:
+        persistent: how attention uses persistent vectors, one of :data:`VARIANTS`.
+        learned_spans: each head learns its span, instead of seeing all of it.
+        span_ramp: R, in tokens.
+        span_init: initial value of the spans, as a fraction of the largest one.
+        span_epsilon: ε, added to the sum of masked weights.
+        seen: the number of earlier tokens that a token sees; None for the span.
+        ffn_dim: inner width of feed-forward sublayers; 0 for none.
+    """
+
+    persistent: str = JOINT
+    learned_spans: bool = True
+    span_ramp: int = 32
+    span_init: float = 0.0
+    span_epsilon: float = 0.0
+    seen: int | None = None
+    ffn_dim: int = 0
 
 
 class AllAttentionNetwork(SegmentNetwork):
     """Layers of one softmax over persistent vectors and up to ``span`` tokens before each token.
 
-    ``y, past = network(x, past)`` with x, y (B, T, d). Each head learns its span; all heads and
-    layers share the position vectors. ``dropout`` acts on attention weights and on the attention's
-    output; ``kernel`` is "fast", or "plain" for higher derivatives and torch.func.
+    ``y, past = network(x, past)`` with x, y (B, T, d). Each head learns its span, to be kept in
+    [0, 1] after each update (:meth:`.AdaptiveSpan.constrained`); all heads and layers share the
+    position vectors.
+
+    Args:
+        dropout: rate of the dropout of the attention's output; without a ``variant`` also of the
+            attention weights.
+        kernel: "fast", or "plain" for higher derivatives and torch.func.
+        variant: what differs from the paper's model.
+        positions: the vectors of the distances; None for new ones.
+        mem_len: the number of tokens to keep as the past; ``span`` by default.
+        options: further ones of :class:`.SegmentNetwork`.
     """
 
     def __init__(
@@ -34,23 +82,49 @@ class AllAttentionNetwork(SegmentNetwork):
         span: int,
         dropout: float = 0.0,
         kernel: str = "fast",
+        variant: Variant | None = None,
+        positions: nn.Module | None = None,
+        mem_len: int | None = None,
+        **options: Any,
     ) -> None:
         check_sizes(1, num_layers=num_layers, num_heads=num_heads)
         check_sizes(0, persistent_vectors=persistent_vectors)
+        variant = Variant(attention_dropout=dropout) if variant is None else variant
+        separate = variant.persistent == FEED_FORWARD
+        context_heads = num_heads // 2 if variant.persistent == HEAD_SPLIT else num_heads
         layers = []
-        for _ in range(num_layers):
+        for number in range(1, num_layers + 1):
+            learned = variant.span_ramp, variant.span_init, variant.span_epsilon
             attention = AllAttention(
                 embed_dim,
                 num_heads,
-                Window(1, span),
-                dropout,
-                num_persistent=persistent_vectors,
-                span=AdaptiveSpan(num_heads, span),
-                kernel=kernel,
+                # a token's context excludes the token itself (section 4.3)
+                Window(1, span if variant.seen is None else variant.seen),
+                variant.attention_dropout,
+                0 if separate else persistent_vectors,
+                JOINT if separate else variant.persistent,
+                AdaptiveSpan(context_heads, span, *learned) if variant.learned_spans else None,
+                kernel,
             )
-            layers.append(SegmentLayer(embed_dim, attention, None, nn.Dropout(dropout)))
-        positions = LearnedRelativePositions(span, embed_dim // num_heads)
-        super().__init__(layers, span, positions, share=group_heads)
+            feed_forward: nn.Module | None = None
+            if separate:
+                rate = variant.attention_dropout
+                feed_forward = SoftmaxFeedForward(persistent_vectors, embed_dim, rate, kernel)
+            elif variant.ffn_dim:
+                inner_dropout = nn.Dropout(variant.activation_dropout)
+                feed_forward = FeedForward(embed_dim, variant.ffn_dim, inner_dropout)
+            parts = embed_dim, attention, feed_forward, nn.Dropout(dropout)
+            layers.append(variant.build_layer(number, *parts))
+        if positions is None:
+            positions = LearnedRelativePositions(span, embed_dim // num_heads, variant.clamp_len)
+        super().__init__(
+            layers,
+            span if mem_len is None else mem_len,
+            positions,
+            layer_norm=variant.build_final_norm(embed_dim),
+            share=group_heads,
+            **options,
+        )
 
     def span_penalty(self) -> Tensor:
         """Return the sum of the layers' mean spans, in tokens (arXiv:1905.07799, equation 9)."""

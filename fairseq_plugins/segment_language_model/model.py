@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import logging
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -260,21 +259,23 @@ def build_output(
     return output
 
 
-def memory_builder(cfg: SegmentLanguageModelConfig) -> Callable[[int], nn.Module | None]:
-    """Return a function that builds the memory of a layer, by its number from 1, or None."""
+def layer_variant(cfg: SegmentLanguageModelConfig) -> dict[str, Any]:
+    """Return the arguments of a :class:`.LayerVariant`."""
+    variant = {
+        "attention_dropout": cfg.attention_dropout,
+        "activation_dropout": cfg.activation_dropout,
+        "clamp_len": cfg.clamp_len,
+        "normalize_before": cfg.decoder_normalize_before,
+        "final_norm": not cfg.no_decoder_final_norm,
+        "layer_norm_epsilon": cfg.layer_norm_epsilon,
+        "memory_interleave": cfg.memory_interleave,
+    }
     if not cfg.memory_layers:
         warn_without_memories(cfg, "memory_layers")
-        return lambda number: None
+        return variant
     from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder
 
-    return MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)
-
-
-def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.Module | None:
-    """Return the norm of the last layer's output, which pre-norm networks have."""
-    if not cfg.decoder_normalize_before or cfg.no_decoder_final_norm:
-        return None
-    return nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
+    return variant | {"memory": MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)}
 
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +113,50 @@ class SegmentLayer(nn.Module):
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         x = x + self.dropout(added)
         return x if self.normalize_before else layer_norm(x)
+
+
+@dataclass(frozen=True)
+class LayerVariant:
+    """How layers of both papers may differ from the published ones.
+
+    Args:
+        attention_dropout: rate of the attention weights' dropout.
+        activation_dropout: rate of the dropout of a feed-forward sublayer's inner activations.
+        clamp_len: larger distances count as this one.
+        normalize_before: ``x + sublayer(LN(x))``, and, with ``final_norm``, LN at the end.
+        memory: builds the product-key memory of a layer, by its number from 1, or None.
+        memory_interleave: memories follow feed-forward sublayers instead of replacing them.
+    """
+
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    clamp_len: int | None = None
+    normalize_before: bool = False
+    final_norm: bool = True
+    layer_norm_epsilon: float = 1e-5
+    memory: Callable[[int], nn.Module | None] = lambda number: None
+    memory_interleave: bool = False
+
+    def build_layer(
+        self,
+        number: int,
+        embed_dim: int,
+        attention: nn.Module,
+        feed_forward: nn.Module | None,
+        dropout: nn.Module,
+    ) -> SegmentLayer:
+        """Return layer ``number``, from 1, with its memory."""
+        memory = self.memory(number)
+        if memory is not None and not self.memory_interleave:
+            feed_forward, memory = memory, None
+        norms = self.normalize_before, self.layer_norm_epsilon
+        return SegmentLayer(embed_dim, attention, feed_forward, dropout, *norms, memory)
+
+    def build_final_norm(self, embed_dim: int) -> nn.Module | None:
+        """Return the norm of the last layer's output, which pre-norm networks have."""
+        if not self.normalize_before or not self.final_norm:
+            return None
+        return nn.LayerNorm(embed_dim, self.layer_norm_epsilon)
 
 
 class SegmentNetwork(nn.Module):

@@ -146,7 +146,11 @@ class LearnedRelativePositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(farthest, head_dim))
         self.farthest = farthest if clamp_len is None else min(farthest, clamp_len)
         self.clamp_len = clamp_len
-        nn.init.normal_(self.weight)  # section 5.1
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new vectors from N(0, 1) (section 5.1)."""
+        nn.init.normal_(self.weight)
 
     def forward(self, farthest: int, like: Tensor) -> Tensor | Clamped:
         """Return the vectors for the distances from ``farthest``, or the clamp, to -1, (D, d_h)."""

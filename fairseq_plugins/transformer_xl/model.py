@@ -20,7 +20,7 @@ from fairseq_plugins.segment_language_model.model import (
     build_embedding,
     build_output,
     check_task,
-    memory_builder,
+    layer_variant,
     summarise,
 )
 from fairseq_plugins.segment_language_model.options import (
@@ -106,21 +106,14 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
         segment = cfg.tokens_per_sample + cfg.extended_context
         variant = Variant(
+            **layer_variant(cfg),
             positions=str(cfg.positions),
             window=Window(0, seen_before if cfg.same_length else UNLIMITED),
             farthest=max(1, mem_len + segment - 1),
             places=segment,
-            clamp_len=cfg.clamp_len,
             separate_biases=cfg.untie_r,
-            attention_dropout=cfg.attention_dropout,
-            activation_dropout=cfg.activation_dropout,
             position_dropout=cfg.embed_dropout,
             locked_dropout=cfg.locked_dropout,
-            normalize_before=cfg.decoder_normalize_before,
-            final_norm=not cfg.no_decoder_final_norm,
-            layer_norm_epsilon=cfg.layer_norm_epsilon,
-            memory=memory_builder(cfg),
-            memory_interleave=cfg.memory_interleave,
         )
         embed_tokens = build_embedding(cfg, dictionary)
         network = TransformerXL(

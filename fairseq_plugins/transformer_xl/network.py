@@ -21,7 +21,7 @@ from fairseq_plugins.segment_language_model.attention import (
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
     FeedForward,
-    SegmentLayer,
+    LayerVariant,
     SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -40,7 +40,7 @@ _ALL_EARLIER = Window(0)
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(LayerVariant):
     """What differs from the model of section 3: ablations (section 4.2), PTB's model, practice.
 
     Args:
@@ -48,32 +48,18 @@ class Variant:
         window: the distances that a token sees.
         farthest: the farthest distance, for learned keys.
         places: the number of places of a segment, for learned vectors of places.
-        clamp_len: larger distances count as this one.
         separate_biases: each layer has its own u and v.
-        attention_dropout: rate of the attention weights' dropout.
-        activation_dropout: rate of the inner activations' dropout; None for that of sublayers.
         position_dropout: rate of the dropout of sinusoids.
         locked_dropout: drop the same elements at every token of a segment.
-        normalize_before: ``x + sublayer(LN(x))``, and, with ``final_norm``, LN at the end.
-        memory: builds the product-key memory of a layer, by its number from 1, or None.
-        memory_interleave: memories follow feed-forward sublayers instead of replacing them.
     """
 
     positions: str = "transformer-xl"
     window: Window = _ALL_EARLIER
     farthest: int = 1
     places: int = 1
-    clamp_len: int | None = None
     separate_biases: bool = False
-    attention_dropout: float = 0.0
-    activation_dropout: float | None = None
     position_dropout: float = 0.0
     locked_dropout: bool = False
-    normalize_before: bool = False
-    final_norm: bool = True
-    layer_norm_epsilon: float = 1e-5
-    memory: Callable[[int], nn.Module | None] = lambda number: None
-    memory_interleave: bool = False
 
 
 class Sizes(NamedTuple):
@@ -136,7 +122,8 @@ class TransformerXL(SegmentNetwork):
 
     Args:
         ffn_dim: inner width of the feed-forward sublayers; 0 for none.
-        dropout: rate of the dropout of each sublayer's output and of the inner activations.
+        dropout: rate of the dropout of each sublayer's output; without a ``variant`` also of the
+            inner activations.
         kernel: "fast", or "plain" for higher derivatives and torch.func.
         variant: what differs from the paper's model.
         init_std: standard deviation of the initial weights; None leaves those of the parts.
@@ -152,19 +139,16 @@ class TransformerXL(SegmentNetwork):
         mem_len: int,
         dropout: float = 0.0,
         kernel: str = "fast",
-        variant: Variant = Variant(),
+        variant: Variant | None = None,
         init_std: float | None = INIT_STD,
         **options: Any,
     ) -> None:
         check_heads(embed_dim, num_heads)
         check_sizes(1, num_layers=num_layers)
         check_sizes(0, ffn_dim=ffn_dim)
-        sizes = Sizes(num_layers, embed_dim, num_heads)
-        positions, make_dropout = (
-            POSITIONS[variant.positions],
-            dropout_class(variant.locked_dropout),
-        )
-        inner_rate = dropout if variant.activation_dropout is None else variant.activation_dropout
+        variant = Variant(activation_dropout=dropout) if variant is None else variant
+        sizes, positions = Sizes(num_layers, embed_dim, num_heads), POSITIONS[variant.positions]
+        make_dropout = dropout_class(variant.locked_dropout)
         layers = []
         for number in range(1, num_layers + 1):
             projection = positions.project(sizes, variant)
@@ -179,32 +163,19 @@ class TransformerXL(SegmentNetwork):
                 variant.attention_dropout,
                 kernel,
             )
-            feed_forward: nn.Module | None = None
+            feed_forward = None
             if ffn_dim:
-                feed_forward = FeedForward(embed_dim, ffn_dim, make_dropout(inner_rate))
-            memory = variant.memory(number)
-            if memory is not None and not variant.memory_interleave:
-                feed_forward, memory = memory, None
-            layer = SegmentLayer(
-                embed_dim,
-                attention,
-                feed_forward,
-                make_dropout(dropout),
-                variant.normalize_before,
-                variant.layer_norm_epsilon,
-                memory,
-            )
-            layers.append(layer)
+                inner_dropout = make_dropout(variant.activation_dropout)
+                feed_forward = FeedForward(embed_dim, ffn_dim, inner_dropout)
+            parts = embed_dim, attention, feed_forward, make_dropout(dropout)
+            layers.append(variant.build_layer(number, *parts))
         encoding = positions.encode(sizes, variant)
-        layer_norm = None
-        if variant.normalize_before and variant.final_norm:
-            layer_norm = nn.LayerNorm(embed_dim, variant.layer_norm_epsilon)
         super().__init__(
             layers,
             mem_len,
             positions=encoding if positions.relative else None,
             absolute_positions=None if positions.relative else encoding,
-            layer_norm=layer_norm,
+            layer_norm=variant.build_final_norm(embed_dim),
             **options,
         )
         if init_std is not None:

@@ -34,3 +34,13 @@ def test_weights_that_repeat_u_and_v_in_each_layer_load():
     weights["layers.2.self_attn.biases.v"] = torch.ones(2, 8)
     with pytest.raises(RuntimeError, match=r"Unexpected key.*: \"layers.2.self_attn.biases.v\""):
         fresh.load_state_dict(weights)
+
+
+def test_weights_begin_as_in_the_published_code():
+    torch.manual_seed(1)
+    network = TransformerXL(4, 128, 4, 256, 8)
+    for name, parameter in network.named_parameters():
+        mean = 1.0 if "norm.weight" in name else 0.0
+        std = 0.0 if name.endswith("bias") else 0.02
+        assert parameter.mean().item() == pytest.approx(mean, abs=0.01), name
+        assert parameter.std().item() == pytest.approx(std, abs=0.01), name
