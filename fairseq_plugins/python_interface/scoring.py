@@ -6,7 +6,6 @@ Shapes: B texts or streams, T tokens, N tokens of a text or split, d model width
 from __future__ import annotations
 
 import copy
-import copyreg
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.dataclass.constants import ChoiceEnum, StrEnumMeta
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from fairseq.utils import move_to_cuda
@@ -133,16 +131,6 @@ def score_batches(
             yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
 
 
-def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
-    if choices.__name__ != "Choices":
-        return choices.__qualname__
-    return ChoiceEnum, ([choice.value for choice in choices],)
-
-
-# fairseq creates the types of its options as it needs them, so pickles cannot find them by name
-copyreg.pickle(StrEnumMeta, _reduce_choices)
-
-
 class Hypothesis(NamedTuple):
     """A continuation or translation that fairseq's generator found.
 
@@ -243,9 +231,8 @@ class LoadedModel(ABC):
         return hypotheses
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the data of fairseq's task out of copies and pickles."""
+        """Leave the data and the state of fairseq's task, which cannot be copied, out of copies."""
         task = copy.copy(self.task)
-        # fairseq's class of the state can be neither copied nor pickled
         task.state = SimpleNamespace()
         task.datasets, task.dataset_to_epoch_iter = {}, {}
         return {**self.__dict__, "task": task}

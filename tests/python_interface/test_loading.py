@@ -93,7 +93,7 @@ def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
 
 
 @pytest.mark.parametrize("kind", ["spans", "blocks", "pairs"])
-def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
+def test_a_copied_model_computes_the_same(saved, kind):
     pairs = kind == "pairs"
     model = load(saved / f"{kind}.pt", saved / ("pairs" if pairs else "text"))
     model.score_split()
@@ -104,10 +104,9 @@ def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
         return score.log_probs.tolist(), made, model.score_split().tolist()
 
     expected = figures(model)
-    torch.save(model, tmp_path / "model.pt")
-    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
-        assert figures(other) == expected
-        assert other.model is not model.model
+    other = copy.deepcopy(model)
+    assert figures(other) == expected
+    assert other.model is not model.model
     assert figures(model) == expected
 
 
