@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -70,10 +71,10 @@ class Score:
 
 
 def check_at_least(least: int, **values: int | None) -> None:
-    """Refuse arguments that are below ``least``."""
+    """Refuse arguments that are no integers of at least ``least``."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}: it must be at least {least}")
+        if value is not None and not (isinstance(value, Integral) and value >= least):
+            raise ValueError(f"{name} is {value}: it must be an integer of at least {least}")
 
 
 @torch.no_grad()

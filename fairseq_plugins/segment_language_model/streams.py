@@ -131,12 +131,6 @@ class TokenStreams(FairseqDataset):
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
         return end - begin
 
-    size = num_tokens  # fairseq asks for both
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return all items, segment by segment."""
-        return np.arange(len(self))
-
     def batches(self, num_shards: int) -> _Batches:
         """Return the items of each batch; worker w gets the streams from w·B to (w + 1)·B - 1."""
         per_shard = self.num_streams // num_shards
@@ -364,14 +358,10 @@ class StreamIterator(EpochBatchIterator):
             disable_shuffling=True,
             **options,
         )
+        self._frozen_batches = dataset.batches(num_shards)
         dataset.log_layout(num_shards, shard_id)
         self.save_pasts = save_pasts
         self.pasts = StreamPasts()
-
-    @property
-    def frozen_batches(self) -> _Batches:
-        """Return the batches of all workers."""
-        return self.dataset.batches(self.num_shards)
 
     def ordered_batches(self, *options: Any) -> _Batches:
         """Return this worker's batches, in order."""

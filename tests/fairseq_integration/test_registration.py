@@ -21,8 +21,10 @@ for name in ("train", "eval_lm", "generate", "interactive", "validate", "hydra_t
     importlib.import_module(f"fairseq_cli.{name}")
 folder = Path(sys.argv[1])
 (folder / "text.txt").write_text("a b c d\\n" * 20)
-texts = [word for part in ("train", "valid", "test") for word in (f"--{part}pref", folder / "text.txt")]
-run("fairseq-preprocess", "--only-source", *texts, "--destdir", folder / "data")
+words = ["--only-source", "--destdir", folder / "data"]
+for part in ("train", "valid", "test"):
+    words += [f"--{part}pref", folder / "text.txt"]
+run("fairseq-preprocess", *words)
 words = "--arch transformer_lm --optimizer sgd --lr 0.1 --max-update 2 --batch-size 2 --cpu"
 words += " --decoder-layers 1 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --no-save"
 words += " --tokens-per-sample 8 --decoder-attention-heads 2"
