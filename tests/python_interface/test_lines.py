@@ -54,7 +54,7 @@ def prepare_bytes(folder):
 def prepare_pieces(folder):
     content = re.sub("[^ -~\n]", " ", TEXT)
     (folder / "out" / "bin").mkdir(parents=True)
-    python_source.write_corpus(dict.fromkeys(SPLITS, [content]), 40, folder)
+    python_source.write_corpus({split: [content] for split in SPLITS}, 40, folder)
     shutil.copy(folder / python_source.MODEL, folder / "out")
     python_source.binarize(folder, folder / "out" / "bin")
     return content

@@ -49,6 +49,6 @@ def test_sentences_are_read_as_the_model_reads_them(folder):
 
 def test_a_file_without_text_is_refused(folder, tmp_path):
     (tmp_path / "text").write_text("")
+    page = folder / "recurrent.pt", folder / "text", tmp_path / "text", (None, None)
     with pytest.raises(ValueError, match=r"^--text .*text is empty: name a file with text"):
-        page = folder / "recurrent.pt", folder / "text", tmp_path / "text", (None, None)
         describe_model(*page, "test", 9)
