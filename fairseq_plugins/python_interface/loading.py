@@ -2,6 +2,7 @@
 
 import os
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
+from fairseq_plugins.fairseq_integration.registration import register
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
 from fairseq_plugins.python_interface.translation import TranslationModel
@@ -22,6 +24,7 @@ from fairseq_plugins.segment_language_model.evaluation import Units, check_unit,
 from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 
+register()
 # looked for in a folder; scripts.convert.checkpoint writes the last
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
@@ -91,9 +94,13 @@ def load(
     )
     model, task = _build(file, state, folder, changed)
     _prepare(model, changed if issubclass(kind, SegmentLanguageModelingTask) else {})
-    lines = build_lines(**steps, units=units, dictionary=task.source_dictionary)
+    # scripts.prepare makes the punctuation of translations uniform
+    normalize = translates and steps["tokenizer"] == units.tokenizer
+    build = partial(build_lines, **steps, units=units, normalize=normalize)
+    lines = build(dictionary=task.source_dictionary)
     if translates:
-        return TranslationModel(model, task, lines, allow_unknown)
+        target = build(dictionary=task.target_dictionary, language="target_lang")
+        return TranslationModel(model, task, lines, target, allow_unknown)
     return LanguageModel(
         model, task, lines, units.unit, allow_unknown, tokens_per_sample, extended_context
     )

@@ -6,18 +6,17 @@ Shapes: B texts or streams, T tokens, N tokens of a text or split, d model width
 from __future__ import annotations
 
 import copy
-import copyreg
 import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.dataclass.constants import ChoiceEnum, StrEnumMeta
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from fairseq.utils import move_to_cuda
@@ -72,10 +71,10 @@ class Score:
 
 
 def check_at_least(least: int, **values: int | None) -> None:
-    """Refuse arguments that are below ``least``."""
+    """Refuse arguments that are no integers of at least ``least``."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}: it must be at least {least}")
+        if value is not None and not (isinstance(value, Integral) and value >= least):
+            raise ValueError(f"{name} is {value}: it must be an integer of at least {least}")
 
 
 @torch.no_grad()
@@ -131,16 +130,6 @@ def score_batches(
             losses = score_features(model, features, batch["target"], scored)
             bar.update(len(losses))
             yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
-
-
-def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
-    if choices.__name__ != "Choices":
-        return choices.__qualname__
-    return ChoiceEnum, ([choice.value for choice in choices],)
-
-
-# fairseq creates the types of its options as it needs them, so pickles cannot find them by name
-copyreg.pickle(StrEnumMeta, _reduce_choices)
 
 
 class Hypothesis(NamedTuple):
@@ -243,9 +232,8 @@ class LoadedModel(ABC):
         return hypotheses
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the data of fairseq's task out of copies and pickles."""
+        """Leave the data and the state of fairseq's task, which cannot be copied, out of copies."""
         task = copy.copy(self.task)
-        # fairseq's class of the state can be neither copied nor pickled
         task.state = SimpleNamespace()
         task.datasets, task.dataset_to_epoch_iter = {}, {}
         return {**self.__dict__, "task": task}

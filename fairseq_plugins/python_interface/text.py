@@ -1,8 +1,7 @@
-"""Converts text to symbols of a dictionary and back: Moses and BPE, characters, bytes or words."""
+"""Converts text to tokens of a dictionary and back, by fairseq's names of tokenizers and BPEs."""
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,75 +9,16 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.registry import REGISTRIES
-from fairseq.tokenizer import tokenize_line
 from omegaconf import MISSING
 from torch import Tensor
 
+from fairseq_plugins.python_interface.lines import BLANK, Bytes, Characters, Moses, Words
 from fairseq_plugins.segment_language_model.evaluation import Units
 
 # symbols that may stand for a blank in texts of characters, if units.json does not name one
-_BLANKS = ("▁", "_")
+_BLANKS = (BLANK, "_")
 # how many unknown symbols an error lists
 _LISTED = 5
-
-
-class Words:
-    """A line as whitespace-separated words, after fairseq's tokenizer and BPE, if given."""
-
-    def __init__(self, tokenizer: Any = None, bpe: Any = None) -> None:
-        self.tokenizer = tokenizer
-        self.bpe = bpe
-
-    def encode(self, line: str) -> list[str]:
-        """Return the symbols of a line."""
-        for step in (self.tokenizer, self.bpe):
-            line = line if step is None else step.encode(line)
-        return tokenize_line(line)
-
-    def decode(self, symbols: list[str]) -> str:
-        """Return the line of some symbols."""
-        line = " ".join(symbols)
-        for step in (self.bpe, self.tokenizer):
-            line = line if step is None else step.decode(line)
-        return line
-
-
-class Pieces(Words):
-    """A line as pieces of sentencepiece, which keeps blanks at both ends."""
-
-    def decode(self, symbols: list[str]) -> str:
-        """Return the line of some symbols."""
-        line = self.bpe.sp.decode(symbols)
-        return line if self.tokenizer is None else self.tokenizer.decode(line)
-
-
-class Characters:
-    """A line as its characters; ``symbols`` maps some to other symbols of the dictionary."""
-
-    def __init__(self, symbols: Mapping[str, str]) -> None:
-        self.symbols = symbols
-        self.characters = {symbol: character for character, symbol in symbols.items()}
-
-    def encode(self, line: str) -> list[str]:
-        """Return the symbols of a line."""
-        return [self.symbols.get(character, character) for character in line]
-
-    def decode(self, symbols: list[str]) -> str:
-        """Return the line of some symbols."""
-        return "".join(self.characters.get(symbol, symbol) for symbol in symbols)
-
-
-class Bytes:
-    """A line as the numbers of its bytes in UTF-8."""
-
-    def encode(self, line: str) -> list[str]:
-        """Return the symbols of a line."""
-        return [str(byte) for byte in line.encode()]
-
-    def decode(self, symbols: list[str]) -> str:
-        """Return the line of some symbols; invalid bytes become �."""
-        numbers = bytes(int(symbol) for symbol in symbols if symbol.isdecimal())
-        return numbers.decode(errors="replace")
 
 
 class TextCoder:
@@ -99,6 +39,8 @@ class TextCoder:
         """Return the tokens (N,) of a text, which may be ``empty``; errors call it ``name``."""
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}: it must be a string")
+        if not isinstance(self.lines, Bytes):
+            text = text.replace("\r\n", "\n")  # which preparation takes for a line end, too
         first, *others = (self.lines.encode(line) for line in text.split("\n"))
         eos = self.dictionary.eos_word
         symbols = first + [symbol for line in others for symbol in (eos, *line)]
@@ -160,11 +102,14 @@ def build_lines(
     options: dict[str, Any],
     units: Units,
     dictionary: Dictionary,
+    language: str = "source_lang",
+    normalize: bool = False,
 ) -> Any:
     """Return an object that converts a line to symbols and back.
 
     ``tokenizer`` and ``bpe`` are fairseq's names, with ``options`` for both. If both are None,
-    ``units`` say what a symbol is.
+    ``units`` say what a symbol is. ``language`` is the option with the language for Moses, which
+    makes punctuation uniform to ``normalize``.
     """
     if tokenizer is None and bpe is None:
         if units.unit == "bytes":
@@ -172,17 +117,22 @@ def build_lines(
         if units.unit == "characters":
             blank = next((blank for blank in _BLANKS if blank in dictionary), _BLANKS[0])
             return Characters(units.symbols or {" ": blank})
-        return Words()
-    built = []
+        return Words(punctuation=units.split_punctuation)
+    built: list[Any] = []
     for kind, name, build in (("tokenizer", tokenizer, build_tokenizer), ("bpe", bpe, build_bpe)):
+        values = {**step_options(kind, name), **options}
         for option, default in step_options(kind, name).items():
             if default == MISSING and option not in options:
                 raise ValueError(f"{kind} is {name!r} without {option}: give {option}=FILE")
-            file = options.get(option, default)
+            file = values[option]
             if option in ("bpe_codes", "sentencepiece_model") and not Path(file).is_file():
                 raise ValueError(f"{option} is {file}, which is not a file: name another")
         try:
-            built.append(build(Namespace(**{kind: name}, **options)))
+            if name == "moses":
+                hyphens, escape = not values["moses_no_dash_splits"], not values["moses_no_escape"]
+                built.append(Moses(values[language], normalize, hyphens, escape))
+            else:
+                built.append(build(Namespace(**{kind: name}, **options)))
         # libraries raise any exception, and one of them exits
         except (Exception, SystemExit) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -191,4 +141,5 @@ def build_lines(
                 f"{kind} is {name!r} and cannot be built ({reason[:200]}): install its library, or "
                 f"give other options{' than ' * bool(files)}{files}"
             ) from error
-    return (Pieces if hasattr(built[1], "sp") else Words)(*built)
+    reads_blanks = bpe not in (None, "subword_nmt", "fastbpe")
+    return Words(*built, punctuation=units.split_punctuation, reads_blanks=reads_blanks)

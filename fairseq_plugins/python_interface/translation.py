@@ -3,6 +3,9 @@
 Shapes: B sentences of a batch, T units.
 """
 
+import itertools
+import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import LanguagePairDataset
-from fairseq.dataclass.configs import GenerationConfig
-from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks.translation import TranslationTask
-from omegaconf import OmegaConf
+from fairseq.utils import move_to_cuda
 from torch import Tensor
 
 from fairseq_plugins.python_interface.scoring import (
@@ -25,28 +26,29 @@ from fairseq_plugins.python_interface.scoring import (
     check_at_least,
     score_batches,
 )
-from fairseq_plugins.python_interface.text import TextCoder, Words
+from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
 
 
 class TranslationModel(LoadedModel):
     """A model that translates sentences as fairseq-generate and fairseq-interactive do.
 
-    ``lines`` converts a sentence to units and back; None for whitespace-separated units. Units that
-    the dictionaries lack are refused, or, with ``allow_unknown``, read as ``<unk>``.
+    ``source_lines`` and ``target_lines`` convert a sentence to units and back; None for
+    whitespace-separated units. Units that the dictionaries lack are refused, or, with
+    ``allow_unknown``, read as ``<unk>``.
     """
 
     def __init__(
         self,
         model: BaseFairseqModel,
         task: TranslationTask,
-        lines: Any = None,
+        source_lines: Any = None,
+        target_lines: Any = None,
         allow_unknown: bool = False,
     ) -> None:
         super().__init__(model, task)
-        lines = lines or Words()
-        self.source = TextCoder(task.source_dictionary, lines, allow_unknown)
-        self.target = TextCoder(task.target_dictionary, lines, allow_unknown)
+        self.source = TextCoder(task.source_dictionary, source_lines, allow_unknown)
+        self.target = TextCoder(task.target_dictionary, target_lines, allow_unknown)
 
     def translate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
         """Translate a sentence, or each of several; newlines count as blanks.
@@ -81,27 +83,26 @@ class TranslationModel(LoadedModel):
         if isinstance(sentences, str):
             raise ValueError(f"sentences is {sentences!r}: give a list of them")
         check_at_least(1, beam=beam, max_len_b=max_len_b, batch_size=batch_size)
-        named = enumerate(sentences, start=1)
-        sources = [self._encode(self.source, text, f"sentence {i}") for i, text in named]
-        config = SimpleNamespace(
-            generation=OmegaConf.structured(GenerationConfig),
-            dataset=SimpleNamespace(max_tokens=None, batch_size=batch_size),
-            common_eval=SimpleNamespace(model_overrides="{}"),
-            tokenizer=None,
-            bpe=None,
-        )
-        hub = GeneratorHubInterface(config, self.task, [self.model]).to(self.device)
-        # an empty sentence has only its </s>
-        hypotheses = hub.generate(
-            [source for source in sources if len(source) > 1],
-            beam,
-            lenpen=length_penalty,
-            max_len_a=max_len_a,
-            max_len_b=max_len_b,
-        )
-        translations = (self._hypotheses(self.target, each) for each in hypotheses)
+        # more would make the scores of long translations 0 or infinite in fp32
+        if not -10 <= length_penalty <= 10:
+            raise ValueError(f"length_penalty is {length_penalty}: it must be between -10 and 10")
+        if not 0 <= max_len_a < math.inf:
+            raise ValueError(f"max_len_a is {max_len_a}: it must be a number of at least 0")
+        sources = [self.encode(self.source, x, f"sentence {i}") for i, x in enumerate(sentences, 1)]
+        options = {"max_len_a": max_len_a, "max_len_b": max_len_b, "lenpen": length_penalty}
+        generator = self.task.build_generator([self.model], SimpleNamespace(beam=beam, **options))
         nothing = Hypothesis("", 0.0, [], np.empty(0, dtype=np.float32))
-        return [next(translations) if len(source) > 1 else [nothing] for source in sources]
+        translations = {}
+        for batch in self._batches(batch_size, (sources, self.source)):
+            batch = move_to_cuda(batch, device=self.device)
+            rows = zip(batch["id"].tolist(), generator.generate([self.model], batch), strict=True)
+            for number, candidates in rows:
+                # an empty sentence has only its </s>
+                empty = len(sources[number]) == 1
+                translations[number] = (
+                    [nothing] if empty else self._hypotheses(self.target, candidates)
+                )
+        return [translations[number] for number in range(len(sources))]
 
     def score(
         self, source: str | Sequence[str], target: str | Sequence[str], batch_size: int = 32
@@ -117,34 +118,34 @@ class TranslationModel(LoadedModel):
     def _score_pairs(
         self, source: Sequence[str], target: Sequence[str], batch_size: int
     ) -> list[Score]:
-        sides = (self.source, source, "sentence"), (self.target, target, "translation")
-        sources, targets = (
-            [self._encode(text, one, f"{name} {i}") for i, one in enumerate(texts, start=1)]
-            for text, texts, name in sides
-        )
-        pairs = LanguagePairDataset(
-            *(sources, list(map(len, sources)), self.source.dictionary),
-            *(targets, list(map(len, targets)), self.target.dictionary),
-            shuffle=False,
-        )
-        order = pairs.ordered_indices().tolist()
-        batches = (
-            pairs.collater([pairs[number] for number in order[first : first + batch_size]])
-            for first in range(0, len(order), batch_size)
-        )
+        sources = [self.encode(self.source, x, f"sentence {i}") for i, x in enumerate(source, 1)]
+        targets = [self.encode(self.target, x, f"translation {i}") for i, x in enumerate(target, 1)]
+        batches = self._batches(batch_size, (sources, self.source), (targets, self.target))
         scores: dict[int, Score] = {}
         for rows, counts, losses in score_batches(
             self.model, batches, lambda batch: self._scored(batch["target"])
         ):
             for number, part in zip(rows, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
                 scores[number] = Score(self.target.symbols(targets[number]), -part, PERPLEXITY)
-        return [scores[number] for number in range(len(sources))]
+        return [scores[number] for number in range(len(source))]
 
-    def _encode(self, text: TextCoder, sentence: str, name: str) -> Tensor:
-        """Return the tokens of a sentence, ``</s>`` included."""
+    @staticmethod
+    def _batches(
+        batch_size: int, *sides: tuple[list[Tensor], TextCoder]
+    ) -> Iterable[dict[str, Any]]:
+        parts = ((texts, [*map(len, texts)], coder.dictionary) for texts, coder in sides)
+        pairs = LanguagePairDataset(*itertools.chain(*parts), shuffle=False)
+        order = pairs.ordered_indices().tolist()
+        for first in range(0, len(order), batch_size):
+            yield pairs.collater([pairs[number] for number in order[first : first + batch_size]])
+
+    def encode(self, text: TextCoder, sentence: str, name: str) -> Tensor:
+        """Return the tokens of a sentence of one side, ``</s>`` included."""
         if isinstance(sentence, str):
-            sentence = " ".join(sentence.split())
+            sentence = re.sub(r"\r?\n", " ", sentence.strip("\r\n"))
         tokens = text.encode(sentence, name, empty=True)
+        if tokens.eq(text.dictionary.eos()).any():
+            raise ValueError(f"{name} has </s>, which ends a sentence: take it out")
         most = self.model.max_positions()[text is self.target]
         if len(tokens) >= most:
             raise ValueError(

@@ -107,7 +107,8 @@ class Units(NamedTuple):
 
     ``bpe`` and ``tokenizer`` are fairseq's names, ``model`` is the BPE's file, ``language`` selects
     the tokenizer's rules, and ``moses_no_dash_splits`` keeps words with hyphens whole. ``symbols``
-    maps characters to the symbols that stand for them.
+    maps characters to the symbols that stand for them. ``split_punctuation``, from preparation.json
+    beside the folder, makes each punctuation mark a word.
     """
 
     unit: str = "words"
@@ -117,6 +118,7 @@ class Units(NamedTuple):
     language: str | None = None
     moses_no_dash_splits: bool = False
     symbols: Mapping[str, str] = MappingProxyType({})
+    split_punctuation: bool = False
 
 
 def read_units(folder: Path) -> Units:
@@ -126,6 +128,10 @@ def read_units(folder: Path) -> Units:
         return Units()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        settings = folder / "../preparation.json"
+        if settings.is_file():
+            settings = json.loads(settings.read_text(encoding="utf-8"))
+            content["split_punctuation"] = settings.get("split-punctuation")
         units = Units(**{name: content[name] for name in Units._fields if content.get(name)})
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): prepare the data again") from error

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,16 +131,10 @@ class TokenStreams(FairseqDataset):
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
         return end - begin
 
-    size = num_tokens  # fairseq asks for both
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return all items, segment by segment."""
-        return np.arange(len(self))
-
-    def batches(self, num_shards: int) -> list[list[int]]:
+    def batches(self, num_shards: int) -> _Batches:
         """Return the items of each batch; worker w gets the streams from w·B to (w + 1)·B - 1."""
         per_shard = self.num_streams // num_shards
-        return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
+        return _Batches(range(0, len(self), per_shard), per_shard)
 
     def describe(self) -> str:
         """Describe the layout of the text."""
@@ -165,6 +159,23 @@ class TokenStreams(FairseqDataset):
                 "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
                 self.segment_length,
             )
+
+
+class _Batches(Sequence):
+    """Batches of ``size`` items from each of ``firsts`` on, made when they are asked for."""
+
+    def __init__(self, firsts: range, size: int) -> None:
+        self.firsts = firsts
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def __getitem__(self, index: Any) -> Any:
+        first = self.firsts[index]
+        if isinstance(first, range):
+            return _Batches(first, self.size)
+        return range(first, first + self.size)
 
 
 def _streams(number: int) -> str:
@@ -340,15 +351,21 @@ class StreamIterator(EpochBatchIterator):
         super().__init__(
             dataset=dataset,
             collate_fn=dataset.collater,
-            batch_sampler=dataset.batches(num_shards),
+            # fairseq would make a tuple of the batches
+            batch_sampler=(),
             num_shards=num_shards,
             shard_id=shard_id,
             disable_shuffling=True,
             **options,
         )
+        self._frozen_batches = dataset.batches(num_shards)
         dataset.log_layout(num_shards, shard_id)
         self.save_pasts = save_pasts
         self.pasts = StreamPasts()
+
+    def ordered_batches(self, *options: Any) -> _Batches:
+        """Return this worker's batches, in order."""
+        return self.frozen_batches[self.shard_id :: self.num_shards]
 
     def _get_iterator_for_epoch(
         self, epoch: int, shuffle: bool, fix_batches_to_gpus: bool = False, offset: int = 0

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_plugins.python_interface.lines import Bytes, Characters
 from fairseq_plugins.python_interface.loading import find_checkpoint, load
 from fairseq_plugins.python_interface.scoring import in_unit
-from fairseq_plugins.python_interface.text import Bytes, Characters, TextCoder
+from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.python_interface.translation import TranslationModel
 from fairseq_plugins.segment_language_model.evaluation import BITS, PERPLEXITY
 from fairseq_plugins.segment_language_model.split import load_tokens
@@ -31,8 +32,8 @@ from scripts.inspect._reads import (
     read_text,
 )
 
-# a token has fewer characters: encoding all of a large file would take long
-_CHARACTERS_PER_TOKEN = 20
+# characters a token: encoding all of a large file that is one line would take long
+_LONGEST_LINE = 20
 
 
 def describe_model(
@@ -117,10 +118,14 @@ def _choose_text(loaded: Any, text: Path | None, split: str, most: int) -> tuple
         return torch.from_numpy(tokens.astype(np.int64)), f"the {split} part"
     if not text.is_file():
         raise ValueError(f"--text {short(text)} is not a file: name one with text in UTF-8")
-    with text.open(encoding="utf-8", errors="replace") as file:
-        content = file.read(_CHARACTERS_PER_TOKEN * most).rstrip("\n")
     loaded.text.allow_unknown = True
-    return loaded.text.encode(content, f"--text {short(text)}")[:most], text.name
+    lines, name = [torch.empty(0).long()], f"--text {short(text)}"
+    with text.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
+        while sum(map(len, lines)) < most and (line := file.readline(_LONGEST_LINE * most)):
+            lines.append(loaded.text.encode(line, name, empty=True))
+    if not (tokens := torch.cat(lines)[:most]).numel():
+        raise ValueError(f"{name} is empty: name a file with text")
+    return tokens, text.name
 
 
 def _choose_pair(
@@ -135,10 +140,7 @@ def _choose_pair(
     origin = "the model's own translation" if target is None else "--target"
     target = loaded.translate(source) if target is None else target
     sides = ((loaded.source, source, "--source"), (loaded.target, target, "--target"))
-    tokens = [
-        torch.cat([coder.encode(text, name), torch.tensor([coder.dictionary.eos()])])
-        for coder, text, name in sides
-    ]
+    tokens = [loaded.encode(*side) for side in sides]
     return tokens[0], tokens[1], origin
 
 

@@ -13,11 +13,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from fairseq_plugins.python_interface.lines import Moses
 from scripts._shared.commands import short
 from scripts.prepare._lines import LineMapper, add_workers_option, progress, read_lines, write_lines
 
@@ -56,37 +56,24 @@ def moses_tokenizer(
     With normalize, it makes punctuation uniform first, as Moses' normalize-punctuation does; with
     aggressive_hyphens, it splits words at hyphens, which become the token ``@-@``.
     """
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-    normalizer = MosesPunctNormalizer(lang=language) if normalize else None
-    tokenize = partial(
-        MosesTokenizer(lang=language).tokenize,
-        aggressive_dash_splits=aggressive_hyphens,
-        return_str=True,
-        escape=True,
-    )
-    return lambda lines: [
-        tokenize(normalizer.normalize(line) if normalizer else line) for line in lines
-    ]
+    encode = Moses(language, normalize, aggressive_hyphens).encode
+    return lambda lines: [encode(line) for line in lines]
 
 
-def split_words(line: str, location: str, subwords: bool = False) -> str:
-    """Split a line at whitespace of any kind; return the words, separated by single spaces.
+def check_words(words: str, location: str, subwords: bool = False) -> None:
+    """Refuse words, separated by single spaces, one of which is a special symbol of fairseq.
 
-    Raises ValueError, naming the location, if a word is a special symbol of fairseq or, with
-    subwords, contains one, which could become a unit.
+    With subwords, none may contain one, which could become a unit. Errors name the location.
     """
-    words = line.split()
-    special = [symbol for symbol in SPECIAL if symbol in words]
+    special = [symbol for symbol in SPECIAL if symbol in words.split(" ")]
     if subwords:
-        special = [symbol for symbol in (*SPECIAL, "<unk>") if symbol in line]
+        special = [symbol for symbol in (*SPECIAL, "<unk>") if symbol in words]
     if special:
         raise ValueError(
             f"{location}: {special[0]} is a special symbol of fairseq, which would not be read as "
             f"text: write it in another way, such as [{special[0].strip('<>')}], or give --moses "
             "LANGUAGE, which escapes it"
         )
-    return " ".join(words)
 
 
 def learn(sources: Sequence[Path], size: int, codes: Path) -> None:

@@ -21,12 +21,12 @@ Finished stages are not repeated; after a change of options the command says wha
 
 import argparse
 import random
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_plugins.python_interface.lines import BLANK, Characters, Words
 from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
@@ -43,16 +43,14 @@ from scripts.prepare._subwords import (
     add_subword_options,
     check_codes,
     check_language,
+    check_words,
     make_units,
     moses_tokenizer,
-    split_words,
 )
 
 SUFFIXES = (".txt", ".txt.gz")
 # Without --held-out, one in this many documents or lines is for validation, and one for testing.
 SHARE = 20
-BLANK = "\u2581"
-PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
 @dataclass(frozen=True)
@@ -160,30 +158,24 @@ def check_options(options: argparse.Namespace) -> None:
         load_srcdict(options.srcdict)
 
 
-def other_blanks() -> dict[str, str]:
-    """Return the symbols of whitespace characters, which fairseq would take for separators.
-
-    The symbol of a space is U+2581, as in sentencepiece; a U+2581 of the text gets another symbol.
-    """
-    blanks = [character for character in map(chr, range(sys.maxunicode)) if character.isspace()]
-    named = {character: f"<U+{ord(character):04X}>" for character in (*blanks, BLANK)}
-    return {**named, " ": BLANK}
-
-
 def character_symbols() -> LineMapper:
-    """Return a function from lines to lines of their characters, separated by single spaces."""
-    symbols = other_blanks()
-    return lambda lines: [" ".join(symbols.get(char, char) for char in line) for line in lines]
+    """Return a function from lines to lines of their characters, separated by single spaces.
+
+    The symbol of a space is U+2581, as in sentencepiece. Other whitespace, which fairseq would take
+    for separators, and a U+2581 of the text have other symbols.
+    """
+    encode = Characters().encode
+    return lambda lines: [" ".join(encode(line)) for line in lines]
 
 
 def split_lines(text: Text, options: argparse.Namespace, size: dict) -> Iterator[str]:
     """Yield the lines of a text as words with single spaces; add up its "characters" in size."""
+    words = Words(punctuation=options.split_punctuation).words
     for line, location in text.lines():
         size["characters"] += len(line) + 1
-        if options.split_punctuation:
-            line = PUNCTUATION.sub(r" \g<0> ", line)
         if options.unit != "characters" and not options.moses:
-            line = split_words(line, location, options.unit == "subwords")
+            line = words(line)
+            check_words(line, location, options.unit == "subwords")
         yield line
 
 
@@ -216,8 +208,9 @@ def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
     dictionary = [line.split()[0] for line in read_lines(folder / "dict.txt")]
     symbols = {}
     if options.unit == "characters":
-        known = {BLANK, *dictionary}
-        symbols = {character: name for character, name in other_blanks().items() if name in known}
+        known, encode = {BLANK, *dictionary}, Characters().encode
+        blanks = (*filter(str.isspace, map(chr, range(sys.maxunicode))), BLANK)
+        symbols = {blank: name for blank in blanks for name in encode(blank) if name in known}
     bpe, model = ("subword_nmt", "../bpe/codes") if options.unit == "subwords" else (None, None)
     write_units(folder, options.unit, bpe, model, options.moses, symbols)
     return {"symbols": len(dictionary), "splits": sizes}

@@ -70,7 +70,7 @@ def test_load_takes_the_steps_of_text_from_the_training(folder, tmp_path):
     changed(folder / "checkpoint_last.pt", lambda state: state["cfg"].update(steps))
     lines = load(folder).text.lines
     assert lines.encode("abc-d") == "ab+ c+ -+ d".split()
-    assert lines.tokenizer.cfg.source_lang == "de"
+    assert lines.words("bzw. A") == "bzw. A"  # an abbreviation in German
     assert load(folder, bpe_separator="@@").text.lines.encode("abc")[0].endswith("@@")
 
 
@@ -85,7 +85,7 @@ def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
     model = load(folder)
     assert model.text.lines.encode("abc, d") == "ab@@ c , d".split()
     assert model.text.lines.encode("d-d") == "d@@ -@@ d".split()
-    assert model.text.lines.tokenizer.cfg.source_lang == "de"
+    assert model.text.lines.words("bzw. A") == "bzw. A"
     assert model.unit == "perplexity"
     model = load(folder, unit="characters")
     assert str(model.score("abc")).endswith("bits per character, 3 tokens")
@@ -96,7 +96,7 @@ def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
 
 
 @pytest.mark.parametrize("kind", ["spans", "blocks", "pairs"])
-def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
+def test_a_copied_model_computes_the_same(saved, kind):
     pairs = kind == "pairs"
     model = load(saved / f"{kind}.pt", saved / ("pairs" if pairs else "text"))
     model.score_split()
@@ -107,10 +107,9 @@ def test_a_copied_or_pickled_model_computes_the_same(saved, tmp_path, kind):
         return score.log_probs.tolist(), made, model.score_split().tolist()
 
     expected = figures(model)
-    torch.save(model, tmp_path / "model.pt")
-    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
-        assert figures(other) == expected
-        assert other.model is not model.model
+    other = copy.deepcopy(model)
+    assert figures(other) == expected
+    assert other.model is not model.model
     assert figures(model) == expected
 
 

@@ -1,5 +1,7 @@
 """Translations from Python, in one process."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -73,8 +75,18 @@ LONG = "a " * 1024
     [
         ("translate", {"text": [5]}, "sentence 1 is 5: .* a string"),
         ("translate", {"text": [LONG]}, "sentence 1 has 1024 units.*1023"),
+        ("translate", {"text": "</s>"}, "sentence 1 has </s>.* take it out"),
+        ("translate", {"text": "a", "beam": 2.5}, "beam is 2.5: .* an integer"),
+        ("translate", {"text": "a", "batch_size": 0}, "batch_size is 0: .* at least 1"),
+        ("translate", {"text": "a", "max_len_b": math.nan}, "max_len_b is nan: .* an integer"),
+        ("translate", {"text": "a", "max_len_a": math.nan}, "max_len_a is nan"),
+        ("translate", {"text": "a", "max_len_a": -1}, "max_len_a is -1"),
+        ("translate", {"text": "a", "length_penalty": math.nan}, "length_penalty is nan: .* 10"),
+        ("translate", {"text": "a", "length_penalty": -math.inf}, "length_penalty is -inf"),
         ("hypotheses", {"sentences": "a b"}, "sentences is 'a b'.* a list"),
         ("score", {"source": ["a"], "target": ["b", "c"]}, "source and target.* two lists"),
+        ("score", {"source": ["a", "b </s>"], "target": ["a", "b"]}, "sentence 2 has </s>"),
+        ("score", {"source": "a", "target": "</s>"}, "translation 1 has </s>.* take it out"),
         ("score", {"source": ["a"], "target": [LONG]}, "translation 1 has 1024 units.*1023"),
     ],
 )

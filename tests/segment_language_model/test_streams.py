@@ -2,6 +2,7 @@
 
 import logging
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -131,6 +132,29 @@ def test_pasts_survive_a_checkpoint_and_more_workers(tmp_path, dtype):
 def iterator(streams=2, shuffled_with=None, segment=5, **options):
     dataset = TokenStreams(text(43), dictionary(), streams, segment, shuffled_with=shuffled_with)
     return StreamIterator(dataset, num_shards=1, shard_id=0, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("offset", [0, 6000])
+def test_the_start_of_a_pass_takes_no_memory_for_the_rest_of_it(workers, offset):
+    tokens = np.broadcast_to(np.uint16(EOS), 10_000_000)
+    dataset = TokenStreams(tokens, dictionary(), num_streams=100, segment_length=10)
+    # what torch imports for the first batch does not count
+    next(iterator().next_epoch_itr())
+    tracemalloc.start()
+    epochs = StreamIterator(dataset, workers, workers - 1)
+    place = {"epoch": 1, "iterations_in_epoch": offset, "layout": dataset.describe()}
+    epochs.load_state_dict(place)
+    batches = epochs.next_epoch_itr()
+    batch, ids = next(batches), epochs.first_batch["id"].tolist()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # the batches have a million items
+    assert peak < 1_000_000
+    assert ids == [*range(100 // workers)]
+    assert len(epochs) == len(batches) == 10_000
+    first = offset * 100 + (workers - 1) * 50
+    assert batch["id"].tolist() == [*range(first, first + 100 // workers)]
 
 
 @pytest.mark.parametrize("buffer_size", [0, 4])

@@ -51,6 +51,13 @@ def write_pairs(folder):
         builder.finalize(f"{path}.idx")
 
 
+def write_translator(path, **task):
+    """Write a translation model, with these options of its task."""
+    model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
+    options = {**MEMORY, **_PAIRS, "_name": "pkm_transformer"}
+    write_state(path, model, options, task_options("translation", **task))
+
+
 def write_all(folder):
     """Write a text, pairs of sentences, and a model of each kind; return the folder."""
     saved_models.write_text(folder / "text", TOKENS)
@@ -60,7 +67,5 @@ def write_all(folder):
     streams = {"mem_len": 5, "memory_layers": "1,3", **MEMORY}
     saved_models.write_checkpoint(folder / "streams.pt", "transformer_xl", **streams)
     saved_models.write_checkpoint(folder / "none.pt", "transformer_xl")
-    model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
-    options = {**MEMORY, **_PAIRS, "_name": "pkm_transformer"}
-    write_state(folder / "pairs.pt", model, options, task_options("translation"))
+    write_translator(folder / "pairs.pt")
     return folder
