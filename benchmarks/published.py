@@ -189,6 +189,7 @@ class PublishedAllAttention(nn.Module):
             "nb_layers": cfg.decoder_layers,
             "nb_heads": cfg.decoder_attention_heads,
             "hidden_size": cfg.decoder_embed_dim,
+            "inner_hidden_size": cfg.decoder_ffn_embed_dim,
             "attn_span": cfg.attention_span,
             "dropout": 0.0,
             "emb_dropout": 0.0,
