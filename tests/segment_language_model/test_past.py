@@ -172,6 +172,13 @@ def test_a_past_of_inference_mode_goes_on_outside_it():
     torch.testing.assert_close(y, expected[:, 9:])
 
 
+def test_keys_and_values_stay_in_the_precision_of_autocast():
+    network, text = build("TransformerXL").float().eval(), pieces(8, 1, 1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        _, past = read_segments(network, [segment.float() for segment in text])
+    assert {layer.keys.dtype for layer in past.layers} == {torch.bfloat16}
+
+
 @each_network
 def test_training_refuses_a_past_of_keys_and_values(name):
     network, (text, rest) = build(name).eval(), pieces(5, 3)
