@@ -173,7 +173,7 @@ class _Batches(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         first = self.firsts[index]
-        if isinstance(first, range):
+        if isinstance(index, slice):
             return _Batches(first, self.size)
         return range(first, first + self.size)
 
