@@ -79,7 +79,9 @@ class FirstLayers(nn.Module):
         out = self.out_weight.unflatten(1, (branches, -1)).transpose(0, 1)
         first = self.weight.unflatten(0, (branches, -1))
         bias = self.bias.unflatten(0, (branches, -1))
-        if not self.training and heads[..., 0].numel() < out.size(2):
+        # torch.export would let the comparison restrict the size of batches
+        flexible = self.training or torch.compiler.is_compiling()
+        if not flexible and heads[..., 0].numel() < out.size(2):
             # (…, M·h) -> (M, N, h) -> (M, N, d) -> (M, N, f) -> (…, M·f)
             x = heads.reshape(-1, branches, out.size(2)).transpose(0, 1)
             x = (x @ out.mT + self.out_bias / self.weights.total) * kappa[:, None, None]

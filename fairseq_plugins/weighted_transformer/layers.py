@@ -45,11 +45,11 @@ class WeightedLinear(nn.Module):
         """Map (…, in_features) to (…, out_features)."""
         weights = self.weights()
         bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
-        # Scale what has fewer numbers; in training the matrix, since a backward pass would need
-        # the input both scaled and unscaled.
-        if not self.training and x.numel() < self.weight.numel():
-            return F.linear(scale_columns(x, weights), self.weight, bias)
-        return F.linear(x, scale_columns(self.weight, weights), bias)
+        if self.training:
+            # a backward pass would need the input both scaled and unscaled
+            return F.linear(x, scale_columns(self.weight, weights), bias)
+        # a step of translation has fewer numbers than the matrix
+        return F.linear(scale_columns(x, weights), self.weight, bias)
 
 
 def scale_columns(x: Tensor, weights: Tensor) -> Tensor:

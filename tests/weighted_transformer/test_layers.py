@@ -167,6 +167,20 @@ def test_inference_equals_training_for_any_number_of_tokens(branched, options):
         assert_same(layer.train()(x), layer.eval()(x), inputs)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "as-written"])
+@torch.no_grad()
+def test_exported_layers_take_batches_of_any_size(kind):
+    if kind == "as-written":
+        layer = BranchedFeedForward(16, 24, BranchWeights(2), BranchWeights(2))
+    else:
+        layer = (WeightedEncoderLayer if kind == "encoder" else WeightedDecoderLayer)(16, 4, 24)
+    layer.eval()
+    x, larger = ([torch.randn(size, 3, 16)] * (1 + (kind == "decoder")) for size in (2, 9))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(layer, tuple(x), dynamic_shapes=[{0: batch}] * len(x))
+    torch.testing.assert_close(exported.module()(*larger), layer(*larger))
+
+
 def test_standalone_layers_equal_the_models():
     model = build("sublayers")
     x, source = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()
