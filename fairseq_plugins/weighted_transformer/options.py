@@ -135,6 +135,7 @@ def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
         ("quant_noise_scalar", cfg.quant_noise.scalar),
         ("encoder_xformers_att_config", cfg.encoder.xformers_att_config),
         ("decoder_xformers_att_config", cfg.decoder.xformers_att_config),
+        ("base_layers", cfg.base_layers),
     ]:
         if value:
             raise ValueError(

@@ -93,6 +93,7 @@ def load(saved, **options):
 
 BOTH = {**AS_WRITTEN, "branch_decoder_attention": "both"}
 NOT_HAD = {"cross_self_attention": True, "no_cross_attention": True, "quant_noise_pq": 0.1}
+NOT_HAD["base_layers"] = 1
 # the cause of each message, and its beginning
 REFUSED = [
     ({"branch_residual": "none"}, "--branch-residual is 'none': there are sublayers, as-writt"),
@@ -100,7 +101,7 @@ REFUSED = [
         ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, f"`{name}` is 26")
         for variant, name in zip(VARIANTS, ("in_features", "ffn_dim"), strict=True)
     ),
-    ({**BOTH, "decoder_ffn_embed_dim": 25}, "--decoder-ffn-embed-dim is 25: both attentions"),
+    ({**BOTH, "decoder_ffn_embed_dim": 25}, "`ffn_dim` is 25: both attentions"),
     *(
         ({name: value}, f"--{name.replace('_', '-')} is {value}: weighted_transformer does not")
         for name, value in NOT_HAD.items()
