@@ -6,28 +6,23 @@ Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7, with S the sum 
     output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))
 
 FFN_i has 1/M of the inner width. All branches share one bias b^O and one bias of the second layers,
-so that matrices and biases together are those of a plain transformer. The networks are the output
-projection of an attention, and a layer has no other sublayers than attentions: ``LN(x + output)``.
+so that matrices and biases together are those of a plain transformer. The networks take the
+place of an attention's output projection.
 
 Shapes: N tokens, M branches, d model width, h head width (d/M), f inner width of a branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.layers import (
-    Attention,
-    TransformerDecoderLayer,
-    TransformerEncoderLayer,
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchWeights,
     WeightedLinear,
-    check_sizes,
     start_projection,
 )
 
@@ -103,59 +98,3 @@ class FirstLayers(nn.Module):
         # in place of a batched product, which copies between the layouts
         parts = zip(heads.chunk(branches, -1), into, bias, strict=True)
         return torch.cat([F.linear(*part) for part in parts], -1)
-
-
-class AsWrittenEncoderLayer(TransformerEncoderLayer):
-    """An encoder layer with one sublayer; the arguments are those of ``WeightedEncoderLayer``."""
-
-    branched = ("self",)
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        ffn_dim: int,
-        dropout: float = 0.0,
-        branched: Sequence[str] | None = None,
-        plain: dict[str, Any] | None = None,
-        top_k: int | None = None,
-        **options: Any,
-    ) -> None:
-        check_sizes(embed_dim=embed_dim, num_heads=num_heads, ffn_dim=ffn_dim)
-        branched = branched or self.branched
-        if ffn_dim % len(branched):
-            raise ValueError(
-                f"`ffn_dim` is {ffn_dim}: both attentions have branches and share it, so it must "
-                "be even"
-            )
-        # only α says which branches count
-        weights = {
-            name: (
-                BranchWeights(num_heads, "kappa", **options),
-                BranchWeights(num_heads, "alpha", top_k=top_k, **options),
-            )
-            for name in branched
-        }
-        super().__init__(embed_dim, num_heads, ffn_dim, dropout, **plain or {})
-        # the networks take the place of the feed-forward network
-        del self.fc1, self.fc2, self.final_layer_norm
-        sizes, rate = (embed_dim, ffn_dim // len(branched)), self.activation_dropout.p
-        networks = {
-            name: BranchedFeedForward(*sizes, *pair, self.activation, rate)
-            for name, pair in weights.items()
-        }
-        for name, arguments in self.attentions.items():
-            if name in networks:
-                attention = Attention(embed_dim, num_heads, *arguments)
-                attention.out_proj = networks[name]
-                setattr(self, f"{name}_attn", attention)
-
-    def feed_forward(self, h: Tensor) -> Tensor:
-        """Return ``h``, which has been through the networks."""
-        return h
-
-
-class AsWrittenDecoderLayer(TransformerDecoderLayer, AsWrittenEncoderLayer):
-    """A decoder layer whose two sublayers are its attentions; one or both have branches."""
-
-    branched = ("encoder",)

@@ -1,20 +1,23 @@
-"""The default variant, ``sublayers``: a transformer's layers with weights κ and α for branches.
+"""The layers of encoder and decoder: a transformer's layers with weights κ and α for branches.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132, section 3): "layer normalization, and residual
-connections … are retained". With S the sum of the weights ::
+connections … are retained". This is the variant ``sublayers``, with S the sum of the weights ::
 
     h = LN(x + Σ κ_i b_i);    b_i = head_i W^{O_i} + b^O/S
     y = LN(h + Σ α_i F_i(h)); F_i(h) = relu(h W_1^i + b_1^i) W_2^i + b_2/S
 
 κ scales columns of the output projection, α columns of the second feed-forward layer. If all κ_i
-and α_i are 1, so that S = M, this is a layer of the plain transformer. fairseq_layers.py puts these
-layers into fairseq's encoder and decoder.
+and α_i are 1, so that S = M, this is a layer of the plain transformer. In the variant
+``as-written`` (as_written.py), branches follow each other without residual connection and norm ::
+
+    y = LN(x + Σ α_i F_i(κ_i b_i))
 
 Shapes: B sentences, T queries, S keys, M branches, d model width, h head width (d/M).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,42 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchWeights,
+    WeightedLinear,
+    start_projection,
+)
 
-
-class WeightedLinear(nn.Module):
-    """``Σ_i w_i (x_i W_i + b/S)``: a linear layer with a weight for each of M branches.
-
-    Branch i has columns i·c to (i+1)·c of the matrix, where c is the input's width divided by M.
-    This is not an ``nn.Linear``: the matrix is not all that the input is multiplied with.
-    """
-
-    def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:
-        super().__init__()
-        if in_features % weights.branches:
-            raise ValueError(
-                f"`in_features` is {in_features}, the inner width of a feed-forward network: it "
-                f"must be a multiple of the number of branches, {weights.branches}"
-            )
-        linear = nn.Linear(in_features, out_features)
-        self.weight, self.bias = linear.weight, linear.bias
-        self.weights = weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in_features) to (…, out_features)."""
-        weights = self.weights()
-        bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
-        if self.training:
-            # a backward pass would need the input both scaled and unscaled
-            return F.linear(x, scale_columns(self.weight, weights), bias)
-        # a step of translation has fewer numbers than the matrix
-        return F.linear(scale_columns(x, weights), self.weight, bias)
-
-
-def scale_columns(x: Tensor, weights: Tensor) -> Tensor:
-    """Return ``x`` (…, M·c) with the i-th c columns times weight i, in its own precision."""
-    by_branch = x.view(*x.shape[:-1], len(weights), x.size(-1) // len(weights))
-    return (by_branch * weights[:, None]).flatten(-2).to(x.dtype)
+VARIANTS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
 
 
 class Attention(nn.Module):
@@ -142,22 +117,23 @@ class WeightedAttention(Attention):
         self.out_proj = start_projection(WeightedLinear(embed_dim, embed_dim, kappa))
 
 
-def start_projection(out_proj: nn.Module) -> nn.Module:
-    """Return an output projection with the initial values of fairseq's attention."""
-    nn.init.xavier_uniform_(out_proj.weight)
-    nn.init.zeros_(out_proj.bias)
-    return out_proj
+class WeightedEncoderLayer(nn.Module):
+    """An encoder layer with one branch for each attention head.
 
+    ``options`` of the branches are those of :class:`BranchWeights`. For 8 branches: ::
 
-class TransformerEncoderLayer(nn.Module):
-    """An encoder layer of the plain transformer, ``h = LN(x + attention(x)); y = LN(h + FFN(h))``.
+        layer = WeightedEncoderLayer(512, 8, 2048, dropout=0.1, parameterization="softmax")
+        y = layer(x)  # x and y: (B, T, 512)
 
     Args:
+        variant: "sublayers" or "as-written".
+        branched: the attentions with branches: ("self",), ("encoder",) or ("encoder", "self").
         encoder_dim: width of the encoder's output, in a decoder layer.
         attention_dropout: dropout of attention weights; ``dropout`` by default.
         activation_dropout: dropout of the feed-forward network's inner vectors.
         pre_norm: ``x + sublayer(LN(x))`` in place of ``LN(x + sublayer(x))``.
         batch_first: whether inputs and outputs are (B, T, d), or (T, B, d).
+        top_k: only the k branches with the largest weights contribute (section 4.5).
     """
 
     attends_to: tuple[str, ...] = ("self",)
@@ -168,28 +144,70 @@ class TransformerEncoderLayer(nn.Module):
         num_heads: int,
         ffn_dim: int,
         dropout: float = 0.0,
+        *,
+        variant: str = SUBLAYERS,
+        branched: Sequence[str] | None = None,
         encoder_dim: int | None = None,
         attention_dropout: float | None = None,
         activation_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = F.relu,
         pre_norm: bool = False,
         batch_first: bool = True,
+        top_k: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "ffn_dim": ffn_dim}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"`{name}` is {size}: it must be at least 1")
+        if variant not in VARIANTS:
+            raise ValueError(f"`variant` is {variant!r}: there are {', '.join(VARIANTS)}")
+        draw = functools.partial(BranchWeights, num_heads, **options)
+        branched = branched or self.attends_to[-1:]
+        if variant == AS_WRITTEN:
+            if ffn_dim % len(branched):
+                raise ValueError(
+                    f"`ffn_dim` is {ffn_dim}: both attentions have branches and share it, so it "
+                    "must be even"
+                )
+            # only α says which branches count
+            pairs = {name: (draw("kappa"), draw("alpha", top_k=top_k)) for name in branched}
+        else:
+            kappas = {name: draw("kappa", top_k=top_k) for name in branched}
+            alpha = draw("alpha", top_k=top_k)
         rate = dropout if attention_dropout is None else attention_dropout
         key_dims = {"self": embed_dim, "encoder": encoder_dim or embed_dim}
-        # further arguments of each attention
-        self.attentions = {name: (rate, key_dims[name], batch_first) for name in self.attends_to}
-        for name, arguments in self.attentions.items():
+        attentions = {name: (rate, key_dims[name], batch_first) for name in self.attends_to}
+        for name, arguments in attentions.items():
             setattr(self, f"{name}_attn", Attention(embed_dim, num_heads, *arguments))
             setattr(self, f"{name}_attn_layer_norm", nn.LayerNorm(embed_dim))
-        self.fc1 = nn.Linear(embed_dim, ffn_dim)
-        self.fc2: nn.Module = nn.Linear(ffn_dim, embed_dim)
-        self.final_layer_norm = nn.LayerNorm(embed_dim)
+        self.fc1: nn.Module | None = nn.Linear(embed_dim, ffn_dim)
+        self.fc2: nn.Module | None = nn.Linear(ffn_dim, embed_dim)
+        self.final_layer_norm: nn.Module | None = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(dropout)
         self.activation_dropout = nn.Dropout(activation_dropout)
         self.activation = activation
         self.pre_norm = pre_norm
+        # parts with branches replace those of a plain transformer
+        if variant == AS_WRITTEN:
+            self.fc1 = self.fc2 = self.final_layer_norm = None
+            shape = embed_dim, ffn_dim // len(branched)
+            networks = {
+                name: BranchedFeedForward(*shape, *pair, activation, activation_dropout)
+                for name, pair in pairs.items()
+            }
+            for name, arguments in attentions.items():
+                if name in networks:
+                    attention = Attention(embed_dim, num_heads, *arguments)
+                    attention.out_proj = networks[name]
+                    setattr(self, f"{name}_attn", attention)
+        else:
+            for name, arguments in attentions.items():
+                if name in kappas:
+                    attention = WeightedAttention(embed_dim, kappas[name], *arguments)
+                    setattr(self, f"{name}_attn", attention)
+            self.fc2 = WeightedLinear(ffn_dim, embed_dim, alpha)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map (B, T, d) to (B, T, d); :meth:`Attention.forward` explains the mask."""
@@ -209,7 +227,9 @@ class TransformerEncoderLayer(nn.Module):
         return self._add(x, attended, norm), weights
 
     def feed_forward(self, h: Tensor) -> Tensor:
-        """Return ``LN(h + FFN(h))``, with equation 4."""
+        """Return ``LN(h + Σ α_i F_i(h))``, or what is ``as-written`` as it is."""
+        if self.fc2 is None:
+            return h
         inner = self.fc1(self.final_layer_norm(h) if self.pre_norm else h)
         inner = self.activation_dropout(self.activation(inner))
         return self._add(h, self.fc2(inner), self.final_layer_norm)
@@ -219,8 +239,8 @@ class TransformerEncoderLayer(nn.Module):
         return x if self.pre_norm else norm(x)
 
 
-class TransformerDecoderLayer(TransformerEncoderLayer):
-    """A decoder layer of the plain transformer, which attends to the encoder, too."""
+class WeightedDecoderLayer(WeightedEncoderLayer):
+    """A decoder layer with one branch for each head of its attention to the encoder."""
 
     attends_to = ("self", "encoder")
 
@@ -251,53 +271,3 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
         options = {"mask": mask, "past": pasts.get("encoder"), "need_weights": need_weights}
         h, weights = self.attend("encoder", h, encoder_out, **options)
         return self.feed_forward(h), weights
-
-
-class WeightedEncoderLayer(TransformerEncoderLayer):
-    """An encoder layer with one branch for each attention head.
-
-    ``options`` of the branches are those of :class:`BranchWeights`. For 8 branches: ::
-
-        layer = WeightedEncoderLayer(512, 8, 2048, dropout=0.1, parameterization="softmax")
-        y = layer(x)  # x and y: (B, T, 512)
-
-    Args:
-        branched: the attentions with branches, ("self",), ("encoder",) or ("encoder", "self").
-        plain: further arguments of the plain transformer's layer.
-    """
-
-    branched = ("self",)
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        ffn_dim: int,
-        dropout: float = 0.0,
-        branched: Sequence[str] | None = None,
-        plain: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        check_sizes(embed_dim=embed_dim, num_heads=num_heads, ffn_dim=ffn_dim)
-        branched = branched or self.branched
-        kappas = {name: BranchWeights(num_heads, "kappa", **options) for name in branched}
-        alpha = BranchWeights(num_heads, "alpha", **options)
-        super().__init__(embed_dim, num_heads, ffn_dim, dropout, **plain or {})
-        for name, arguments in self.attentions.items():
-            if name in kappas:
-                attention = WeightedAttention(embed_dim, kappas[name], *arguments)
-                setattr(self, f"{name}_attn", attention)
-        self.fc2 = WeightedLinear(ffn_dim, embed_dim, alpha)
-
-
-class WeightedDecoderLayer(TransformerDecoderLayer, WeightedEncoderLayer):
-    """A decoder layer with one branch for each head of its attention to the encoder."""
-
-    branched = ("encoder",)
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1 by their names."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"`{name}` is {size}: it must be at least 1")

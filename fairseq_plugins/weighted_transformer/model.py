@@ -22,22 +22,21 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.weighted_transformer.branch_weights import (
-    LEARNED,
-    BranchSchedule,
-    BranchWeights,
+from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, BranchWeights
+from fairseq_plugins.weighted_transformer.fairseq_layers import (
+    FairseqDecoderLayer,
+    FairseqEncoderLayer,
+    make_dropouts_retainable,
 )
-from fairseq_plugins.weighted_transformer.fairseq_layers import LAYERS, make_dropouts_retainable
-from fairseq_plugins.weighted_transformer.layers import Attention
+from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS, Attention
+from fairseq_plugins.weighted_transformer.optimizer import schedule_branches
 from fairseq_plugins.weighted_transformer.options import (
     ATTENTIONS,
     BOTH,
     BRANCHES,
     ONE,
     SHAKE,
-    SUBLAYERS,
     SUMS,
-    VARIANTS,
     BranchOptions,
     WeightedTransformerConfig,
     check_options,
@@ -72,9 +71,6 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
     added_options = BranchOptions
-    # Whether train() was called, as fairseq does before each update. ``training`` cannot tell: a
-    # model that is loaded to translate has it set, too, until eval().
-    _is_trained = False
 
     @classmethod
     def build_model(
@@ -84,6 +80,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         args = parsed(cfg)
         warn_amp_without_gpu(args)
         options = options_from(BranchOptions, args)
+        if not hasattr(args, "branch_optimizer"):
+            options.branch_optimizer = getattr(args, "optimizer", None)
         check_options(options, TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments
@@ -91,34 +89,36 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
             # iterating over the list may drop layers (--encoder-layerdrop)
             for number in range(len(stack.layers)):
-                stack.layers[number] = _build_layer(cfg, options, part, len(stack.layers))
+                stack.layers[number] = _build_layer(cfg, options, part)
+        model.schedule_branches()
         # averaging skips integers, and --store-ema skips names with "version"
         model.register_buffer("variant_version", encode_variant(options))
         attach_digest(model, task)
         return model
 
-    def train(self, mode: bool = True) -> "WeightedTransformer":
-        """Set training mode, and remember it."""
-        self._is_trained = mode
-        return super().train(mode)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle; torch copies parameters without the optimizer's options."""
+        super().__setstate__(state)
+        self.schedule_branches()
 
-    def set_num_updates(self, num_updates: int) -> None:
-        """Check before each update that κ and α are trained correctly."""
-        super().set_num_updates(num_updates)
-        if not self._is_trained:
-            return
-        for weights in (m for m in self.modules() if isinstance(m, BranchWeights)):
-            if weights.outside_training != LEARNED:
-                raise ValueError(
-                    f"--branch-weights is {weights.outside_training} in training, which would "
-                    "validate with other weights than it learns: leave it out, and give it where "
-                    "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
-                )
-            if weights.schedule is not None and not weights.schedule.followed:
-                raise ValueError(
-                    "this --optimizer would let kappa and alpha leave the simplex, at the learning "
-                    "rate of all weights: give --optimizer adam_with_branch_weights"
-                )
+    def schedule_branches(self) -> None:
+        """Give κ and α of each layer their schedule, which adam_with_branch_weights follows."""
+        options = options_from(BranchOptions, self.args)
+        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            # iterating over the list itself may drop layers (--encoder-layerdrop)
+            layers = list(stack.layers.children())
+            schedule_branches(layers, getattr(stack.cfg, part).embed_dim, options)
+
+    def train(self, mode: bool = True) -> "WeightedTransformer":
+        """Set training mode, unless evaluation would use other weights than are trained."""
+        replaced = options_from(BranchOptions, self.args).branch_weights
+        if mode and replaced != LEARNED:
+            raise ValueError(
+                f"--branch-weights is {replaced} in training, which would validate with other "
+                "weights than it learns: leave it out, and give it where the model is evaluated, "
+                "--model-overrides \"{'branch_weights': ...}\""
+            )
+        return super().train(mode)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check the variant; add equal κ and α to a plain transformer's weights, in place."""
@@ -143,43 +143,30 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
                 state_dict[f"{prefix}.{module.name}"] = module.uniform()
 
 
-def _build_layer(
-    cfg: TransformerConfig, options: BranchOptions, part: str, layers: int
-) -> nn.Module:
-    """Return one of the ``layers`` layers of the "encoder" or "decoder", with branches."""
+def _build_layer(cfg: TransformerConfig, options: BranchOptions, part: str) -> nn.Module:
+    """Return a layer of the "encoder" or "decoder", with branches."""
     stack = getattr(cfg, part)
-    plain = {
+    arguments = {
+        "variant": options.branch_residual,
         "attention_dropout": cfg.attention_dropout,
         "activation_dropout": cfg.activation_dropout or cfg.relu_dropout or 0.0,
         "activation": utils.get_activation_fn(cfg.activation_fn),
         "pre_norm": stack.normalize_before,
         "batch_first": False,
+        "parameterization": options.branch_parameterization,
+        "start": options.branch_start,
+        "total": 1 if options.branch_sum == ONE else stack.attention_heads,
+        "top_k": options.branch_top_k,
+        "shake": options.branch_training == SHAKE,
+        "outside_training": options.branch_weights,
     }
-    branched: tuple[str, ...] = ("self",)
+    kind = FairseqEncoderLayer
     if part == "decoder":
-        plain["encoder_dim"] = cfg.encoder.embed_dim
-        chosen = options.branch_decoder_attention
-        branched = ATTENTIONS if chosen == BOTH else (chosen,)
-    layer = LAYERS[options.branch_residual, part](
-        stack.embed_dim,
-        stack.attention_heads,
-        stack.ffn_embed_dim,
-        cfg.dropout,
-        branched,
-        plain,
-        schedule=BranchSchedule(
-            options.branch_lr * (stack.embed_dim / layers) ** -0.5,
-            options.branch_warmup_updates,
-            options.freeze_branch_weights_after,
-            projected=options.branch_parameterization == "simplex",
-        ),
-        parameterization=options.branch_parameterization,
-        start=options.branch_start,
-        total=1 if options.branch_sum == ONE else stack.attention_heads,
-        top_k=options.branch_top_k,
-        shake=options.branch_training == SHAKE,
-        outside_training=options.branch_weights,
-    )
+        kind, chosen = FairseqDecoderLayer, options.branch_decoder_attention
+        arguments["branched"] = ATTENTIONS if chosen == BOTH else (chosen,)
+        arguments["encoder_dim"] = cfg.encoder.embed_dim
+    sizes = stack.embed_dim, stack.attention_heads, stack.ffn_embed_dim
+    layer = kind(*sizes, cfg.dropout, **arguments)
     make_dropouts_retainable(layer, f"Transformer{part.title()}LayerBase")
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)

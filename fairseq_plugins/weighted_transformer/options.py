@@ -1,9 +1,7 @@
 """Options of the Weighted Transformer, and the options of fairseq that it refuses."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from enum import Enum
 from typing import Optional
 
 import torch
@@ -21,10 +19,11 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     REPLACEMENTS,
     STARTS,
 )
+from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS
 
-VARIANTS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
 SUMS = ONE, BRANCHES = ("one", "branches")
 SHAKE = "shake"
+OPTIMIZER = "adam_with_branch_weights"
 # the attentions of a decoder layer
 ATTENTIONS, BOTH = ("encoder", "self"), "both"
 
@@ -81,6 +80,8 @@ class BranchOptions(FairseqDataclass):
         "number of updates after which kappa and alpha stay as they are; the paper freezes them "
         "for the last 10,000 updates (section 4.1; default: never)",
     )
+    # evaluation has no optimizer
+    branch_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
 
 
 @dataclass
@@ -115,11 +116,6 @@ def check_variant(ours: Tensor, theirs: Tensor) -> None:
 
 def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
     """Refuse values that branches cannot have, and options of fairseq's that they lack."""
-    for each in dataclasses.fields(BranchOptions):
-        if isinstance(each.type, type) and issubclass(each.type, Enum):
-            value, known = getattr(options, each.name), [choice.value for choice in each.type]
-            if value not in known:
-                raise ValueError(f"{flag(each.name)} is {value!r}: there are {', '.join(known)}")
     for name, least in [
         ("branch_lr", 0),
         ("branch_warmup_updates", 1),
@@ -128,6 +124,11 @@ def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{flag(name)} is {value}: it must be at least {least}, and finite")
+    if options.branch_training != SHAKE and options.branch_optimizer not in (None, OPTIMIZER):
+        raise ValueError(
+            f"--optimizer is {options.branch_optimizer}: it would let kappa and alpha leave the "
+            f"simplex, at the learning rate of all weights: give --optimizer {OPTIMIZER}"
+        )
     for name, value in [
         ("cross_self_attention", cfg.cross_self_attention),
         ("no_cross_attention", cfg.no_cross_attention),

@@ -104,7 +104,7 @@ def layer_output(layer, x, visible, source=None, source_visible=None):
     if source is not None:
         norm, attention = layer.encoder_attn_layer_norm, layer.encoder_attn
         x = sublayer(x, norm, lambda query: attend(attention, query, source, source_visible))
-    if hasattr(layer, "fc2"):
+    if layer.fc2 is not None:
         x = sublayer(x, layer.final_layer_norm, lambda h: weighted_feed_forward(layer, h))
     return x
 
