@@ -53,7 +53,8 @@ class BranchWeights(Float32Module):
     Args:
         name: the parameter's name, "kappa" or "alpha"; logits are "kappa_logits".
         start: "near-uniform", or "random" for a random point of the simplex.
-        total: what the weights sum to when they are applied; M by default.
+        total: what the weights sum to when they are applied; with M, equal weights are those of the
+            plain transformer.
         top_k: only the k branches with the largest weights contribute (section 4.5).
         shake: draw new weights in each forward pass of training; inference uses 1/M (section 4.4).
         outside_training: which weights inference uses: "learned", "random" or "uniform" (section
@@ -66,7 +67,7 @@ class BranchWeights(Float32Module):
         name: str = "alpha",
         parameterization: str = "simplex",
         start: str = NEAR_UNIFORM,
-        total: int | None = None,
+        total: int = 1,
         top_k: int | None = None,
         shake: bool = False,
         outside_training: str = LEARNED,
@@ -91,7 +92,7 @@ class BranchWeights(Float32Module):
                 "weights equal: leave out one of the two"
             )
         self.branches = branches
-        self.total = branches if total is None else total
+        self.total = total
         self.softmax = parameterization == "softmax"
         self.top_k = top_k
         self.shake = shake

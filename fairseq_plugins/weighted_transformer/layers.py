@@ -80,12 +80,12 @@ class Attention(nn.Module):
         which keys and values are added. ``mask``, which may lack dimensions of (B, M, T, S), is
         true for keys that a query sees, or is added to the scores.
         """
-        past = {} if past is None else past
+        queries, past = self._split(self.q_proj(query)), {} if past is None else past
         if key is not None:
             for name, project in (("keys", self.k_proj), ("values", self.v_proj)):
                 new = self._split(project(key))
                 past[name] = torch.cat([past[name], new], 2) if name in past else new
-        queries, keys, values = self._split(self.q_proj(query)), past["keys"], past["values"]
+        keys, values = past["keys"], past["values"]
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(queries.dtype)
         weights = None
@@ -94,8 +94,8 @@ class Attention(nn.Module):
             if mask is not None:
                 visible = mask.dtype == torch.bool
                 scores = scores.masked_fill(~mask, -torch.inf) if visible else scores + mask
-            weights = scores.softmax(-1)
-            heads = self.dropout(weights) @ values
+            weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float))
+            heads = self.dropout(weights.to(scores.dtype)) @ values
         else:
             rate = self.dropout.p if self.dropout.training else 0.0
             heads = F.scaled_dot_product_attention(queries, keys, values, mask, rate)

@@ -134,8 +134,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             return
         if self.variant_version.tolist() != [VARIANTS.index(SUBLAYERS), SUMS.index(BRANCHES)]:
             raise ValueError(
-                "the checkpoint is a plain transformer's, which other variants than the default "
-                f"do not compute: give --branch-residual {SUBLAYERS} --branch-sum {BRANCHES}"
+                "the checkpoint is a plain transformer's, which only one variant continues: give "
+                f"--branch-residual {SUBLAYERS} --branch-sum {BRANCHES}"
             )
         for prefix, module in self.named_modules():
             if isinstance(module, BranchWeights):

@@ -38,9 +38,9 @@ class BranchOptions(FairseqDataclass):
         "network (sublayers), or around both together (as-written)",
     )
     branch_sum: ChoiceEnum(list(SUMS)) = option(
-        BRANCHES,
+        ONE,
         "what kappa and alpha each sum to when they are applied: 1, as published, or the number "
-        "of branches, which keeps the scale of the plain transformer",
+        "of branches, which keeps the scale of the plain transformer and continues one",
     )
     branch_start: ChoiceEnum(list(STARTS)) = option(
         NEAR_UNIFORM,

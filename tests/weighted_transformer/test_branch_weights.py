@@ -52,15 +52,15 @@ def test_near_uniform_branch_weights_spread_by_two(branches):
 
 
 def test_branch_weights_are_applied_times_their_total():
-    weights = BranchWeights(4)
+    weights = BranchWeights(4, total=4)
     torch.testing.assert_close(weights(), 4 * weights.alpha)
-    weights = BranchWeights(3, "kappa", parameterization="softmax", total=1)
+    weights = BranchWeights(3, "kappa", parameterization="softmax")
     weights.kappa_logits.data = logits = torch.tensor([3.0, 0.0, 1.0])
     torch.testing.assert_close(weights(), logits.softmax(0))
 
 
 def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
-    weights = BranchWeights(4, total=1, shake=True)
+    weights = BranchWeights(4, shake=True)
     torch.manual_seed(1)
     expected = [draw_from_simplex(4) for _ in range(3)]
     torch.manual_seed(1)
@@ -74,13 +74,13 @@ def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
 
 
 def test_other_weights_replace_the_learned_ones_in_evaluation():
-    weights = BranchWeights(4, total=1, outside_training="uniform")
+    weights = BranchWeights(4, outside_training="uniform")
     assert weights() is weights.alpha
     assert weights.eval()().tolist() == [0.25] * 4
     drawn = []
     for _ in range(2):
         torch.manual_seed(1)
-        weights = BranchWeights(4, "kappa", total=1, outside_training="random")
+        weights = BranchWeights(4, "kappa", outside_training="random")
         assert weights() is weights.kappa
         # drawn only once
         assert torch.equal(weights.eval()(), weights())
@@ -93,7 +93,7 @@ def test_other_weights_replace_the_learned_ones_in_evaluation():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_gating_keeps_the_branches_with_the_largest_weights(training):
-    weights = BranchWeights(4, total=1, top_k=2).train(training)
+    weights = BranchWeights(4, top_k=2).train(training)
     weights.alpha.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
     assert weights().tolist() == pytest.approx([0, 0.4, 0, 0.3])
     weights().sum().backward()

@@ -135,7 +135,7 @@ def test_exported_layers_take_batches_of_any_size(kind):
 
 
 def test_standalone_layers_equal_the_models():
-    model = build("sublayers")
+    model = build("sublayers", "one")
     x, source = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()
     padding = sentences()["src_tokens"].eq(PAD)
     visible = ~padding[:, None, None]

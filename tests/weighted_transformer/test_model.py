@@ -107,11 +107,11 @@ REFUSED = [
     ),
     # checkpoints
     (
-        lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="one"),
-        "--branch-residual sublayers --branch-sum one, and the checkpoint was trained with "
-        "--branch-residual as-written --branch-sum branches: give these",
+        lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="branches"),
+        "--branch-residual sublayers --branch-sum branches, and the checkpoint was trained with "
+        "--branch-residual as-written --branch-sum one: give these",
     ),
-    (lambda: load(tiny_plain_transformer(), branch_sum="one"), "the checkpoint is a plain trans"),
+    (lambda: load(tiny_plain_transformer()), "the checkpoint is a plain trans"),
     (lambda: load(tiny_plain_transformer(), **AS_WRITTEN), "the checkpoint is a plain transform"),
 ]
 
@@ -124,7 +124,7 @@ def test_models_refuse_impossible_options_and_checkpoints(refused, message):
 
 @pytest.mark.parametrize("fp32", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, AS_WRITTEN, {"branch_sum": "one"}])
+@pytest.mark.parametrize("options", [{}, AS_WRITTEN, {"branch_sum": "branches"}])
 def test_a_moving_average_averages_branch_weights(options, dtype, fp32):
     """fairseq's --store-ema copies the model, and loads the average into the copy."""
     model = tiny_weighted_transformer(**options).to(dtype)

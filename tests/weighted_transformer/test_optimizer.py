@@ -25,7 +25,7 @@ WIDTH, BRANCHES, FACTOR = 8, 4, 0.7
 def make_network(freeze_after=None, parameterization="simplex", factor=FACTOR):
     torch.manual_seed(1)
     kappa, alpha = (
-        BranchWeights(BRANCHES, name, parameterization, start="random", total=1)
+        BranchWeights(BRANCHES, name, parameterization, start="random")
         for name in ("kappa", "alpha")
     )
     network = BranchedFeedForward(WIDTH, 16, kappa, alpha)
