@@ -65,11 +65,6 @@ class FirstLayers(nn.Module):
 
     def __init__(self, embed_dim: int, ffn_dim: int, weights: BranchWeights) -> None:
         super().__init__()
-        if ffn_dim % weights.branches:
-            raise ValueError(
-                f"`ffn_dim` is {ffn_dim}: it must be a multiple of the number of branches, "
-                f"{weights.branches}"
-            )
         out = start_projection(nn.Linear(embed_dim, embed_dim))
         first = nn.Linear(embed_dim, ffn_dim)
         self.out_weight, self.out_bias = out.weight, out.bias

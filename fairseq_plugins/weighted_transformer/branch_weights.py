@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.precision import Float32Module
 
-PARAMETERIZATIONS = ("simplex", "softmax")
+PARAMETERIZATIONS = SIMPLEX, SOFTMAX = ("simplex", "softmax")
 # the weights outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
 STARTS = RANDOM, NEAR_UNIFORM = ("random", "near-uniform")
@@ -65,7 +65,7 @@ class BranchWeights(Float32Module):
         self,
         branches: int,
         name: str = "alpha",
-        parameterization: str = "simplex",
+        parameterization: str = SIMPLEX,
         start: str = NEAR_UNIFORM,
         total: int = 1,
         top_k: int | None = None,
@@ -93,7 +93,7 @@ class BranchWeights(Float32Module):
             )
         self.branches = branches
         self.total = total
-        self.softmax = parameterization == "softmax"
+        self.softmax = parameterization == SOFTMAX
         self.top_k = top_k
         self.shake = shake
         self.outside_training = outside_training

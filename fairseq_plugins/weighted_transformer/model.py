@@ -28,15 +28,13 @@ from fairseq_plugins.weighted_transformer.fairseq_layers import (
     FairseqEncoderLayer,
     make_dropouts_retainable,
 )
-from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS, Attention
+from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, Attention
 from fairseq_plugins.weighted_transformer.optimizer import schedule_branches
 from fairseq_plugins.weighted_transformer.options import (
     ATTENTIONS,
-    BOTH,
     BRANCHES,
     ONE,
     SHAKE,
-    SUMS,
     BranchOptions,
     WeightedTransformerConfig,
     check_options,
@@ -90,6 +88,7 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             # iterating over the list may drop layers (--encoder-layerdrop)
             for number in range(len(stack.layers)):
                 stack.layers[number] = _build_layer(cfg, options, part)
+        model.branch_options = options
         model.schedule_branches()
         # averaging skips integers, and --store-ema skips names with "version"
         model.register_buffer("variant_version", encode_variant(options))
@@ -103,15 +102,14 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
 
     def schedule_branches(self) -> None:
         """Give κ and α of each layer their schedule, which adam_with_branch_weights follows."""
-        options = options_from(BranchOptions, self.args)
         for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             # iterating over the list itself may drop layers (--encoder-layerdrop)
             layers = list(stack.layers.children())
-            schedule_branches(layers, getattr(stack.cfg, part).embed_dim, options)
+            schedule_branches(layers, getattr(stack.cfg, part).embed_dim, self.branch_options)
 
     def train(self, mode: bool = True) -> "WeightedTransformer":
         """Set training mode, unless evaluation would use other weights than are trained."""
-        replaced = options_from(BranchOptions, self.args).branch_weights
+        replaced = self.branch_options.branch_weights
         if mode and replaced != LEARNED:
             raise ValueError(
                 f"--branch-weights is {replaced} in training, which would validate with other "
@@ -132,7 +130,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         )
         if any(".kappa" in key for key in state_dict):
             return
-        if self.variant_version.tolist() != [VARIANTS.index(SUBLAYERS), SUMS.index(BRANCHES)]:
+        alike = encode_variant(BranchOptions(branch_sum=BRANCHES))
+        if self.variant_version.tolist() != alike.tolist():
             raise ValueError(
                 "the checkpoint is a plain transformer's, which only one variant continues: give "
                 f"--branch-residual {SUBLAYERS} --branch-sum {BRANCHES}"
@@ -160,13 +159,13 @@ def _build_layer(cfg: TransformerConfig, options: BranchOptions, part: str) -> n
         "shake": options.branch_training == SHAKE,
         "outside_training": options.branch_weights,
     }
-    kind = FairseqEncoderLayer
-    if part == "decoder":
-        kind, chosen = FairseqDecoderLayer, options.branch_decoder_attention
-        arguments["branched"] = ATTENTIONS if chosen == BOTH else (chosen,)
-        arguments["encoder_dim"] = cfg.encoder.embed_dim
     sizes = stack.embed_dim, stack.attention_heads, stack.ffn_embed_dim
-    layer = kind(*sizes, cfg.dropout, **arguments)
+    if part == "encoder":
+        layer = FairseqEncoderLayer(*sizes, cfg.dropout, **arguments)
+    else:
+        branched = ATTENTIONS[options.branch_decoder_attention]
+        arguments |= {"branched": branched, "encoder_dim": cfg.encoder.embed_dim}
+        layer = FairseqDecoderLayer(*sizes, cfg.dropout, **arguments)
     make_dropouts_retainable(layer, f"Transformer{part.title()}LayerBase")
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)

@@ -17,41 +17,37 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    SIMPLEX,
+    BranchWeights,
+    project_to_simplex,
+)
 from fairseq_plugins.weighted_transformer.options import OPTIMIZER, BranchOptions
 
 
 @dataclass(eq=False)
 class BranchSchedule:
-    """How κ and α of one layer are trained (section 4.1).
+    """How κ and α of one layer are trained (section 4.1); ``depth`` is d_model/N for N layers."""
 
-    The learning rate of update t, from 1, is ``factor · min(t^-0.5, t · warmup^-1.5)``; the paper's
-    factor is (d_model/N)^-0.5 for N layers. After ``freeze_after`` updates the weights stay.
-    """
+    options: BranchOptions
+    depth: float
 
-    factor: float
-    warmup: int
-    freeze_after: int | None = None
-    projected: bool = True
+    def learning_rate(self, update: int) -> float | None:
+        """Return the learning rate of update ``update``, from 1; None if κ and α stay as they are.
 
-    def learning_rate(self, update: int) -> float:
-        """Return the learning rate of update ``update``, from 1."""
-        return self.factor * min(update**-0.5, update * self.warmup**-1.5)
-
-    def frozen(self, update: int) -> bool:
-        """Return whether update ``update``, from 1, leaves the weights as they are."""
-        return self.freeze_after is not None and update > self.freeze_after
+        It is ``depth^-0.5 · min(t^-0.5, t · warmup^-1.5)`` for update t, times --branch-lr.
+        """
+        last, warmup = self.options.freeze_branch_weights_after, self.options.branch_warmup_updates
+        if last is not None and update > last:
+            return None
+        factor = self.options.branch_lr * self.depth**-0.5
+        return factor * min(update**-0.5, update * warmup**-1.5)
 
 
 def schedule_branches(layers: Sequence[nn.Module], embed_dim: int, options: BranchOptions) -> None:
     """Let :class:`AdamWithBranchWeights` train κ and α of encoder or decoder by their options."""
     for layer in layers:
-        schedule = BranchSchedule(
-            options.branch_lr * (embed_dim / len(layers)) ** -0.5,
-            options.branch_warmup_updates,
-            options.freeze_branch_weights_after,
-            projected=options.branch_parameterization == "simplex",
-        )
+        schedule = BranchSchedule(options, embed_dim / len(layers))
         for weights in layer.modules():
             if isinstance(weights, BranchWeights):
                 overrides = {"optimizer": {"branch_schedule": schedule}}
@@ -79,20 +75,21 @@ class AdamWithBranchWeights(Adam):
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Update the parameters and project κ and α; return what ``closure`` returns."""
         loss = None if closure is None else closure()
-        groups = list(zip(self.schedules, self.param_groups[1:], strict=True))
-        for schedule, group in groups:
+        trained = []
+        for schedule, group in zip(self.schedules, self.param_groups[1:], strict=True):
             group["updates"] += 1
-            if schedule.frozen(group["updates"]):
+            rate = schedule.learning_rate(group["updates"])
+            if rate is None:
                 # Adam skips parameters without a gradient
                 for weight in group["params"]:
                     weight.grad = None
-            else:
-                group["lr"] = schedule.learning_rate(group["updates"])
+                continue
+            group["lr"] = rate
+            if schedule.options.branch_parameterization == SIMPLEX:
+                trained += group["params"]
         super().step()
-        for schedule, group in groups:
-            if schedule.projected and not schedule.frozen(group["updates"]):
-                for weight in group["params"]:
-                    project_to_simplex(weight)
+        for weight in trained:
+            project_to_simplex(weight)
         return loss
 
 

@@ -17,6 +17,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     NEAR_UNIFORM,
     PARAMETERIZATIONS,
     REPLACEMENTS,
+    SIMPLEX,
     STARTS,
 )
 from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS
@@ -24,8 +25,8 @@ from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS
 SUMS = ONE, BRANCHES = ("one", "branches")
 SHAKE = "shake"
 OPTIMIZER = "adam_with_branch_weights"
-# the attentions of a decoder layer
-ATTENTIONS, BOTH = ("encoder", "self"), "both"
+# which attentions of a decoder layer have branches
+ATTENTIONS = {"encoder": ("encoder",), "self": ("self",), "both": ("encoder", "self")}
 
 
 @dataclass
@@ -52,13 +53,13 @@ class BranchOptions(FairseqDataclass):
         "learn kappa and alpha, or draw them anew in each forward pass of training and use 1/M "
         "in evaluation (shake, the Shake-Shake-like strategy of section 4.4)",
     )
-    branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = option(
+    branch_decoder_attention: ChoiceEnum(list(ATTENTIONS)) = option(
         "encoder",
         "which attention of a decoder layer has branches: attention to the encoder, "
         "self-attention, or both",
     )
     branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = option(
-        "simplex",
+        SIMPLEX,
         "project kappa and alpha to the simplex after each update, or compute them as the softmax "
         "of logits",
     )

@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 
 from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
-from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights, BranchSchedule
+from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
 from tests.weighted_transformer.tiny import (
     EACH_VARIANT,
     VARIANTS,
@@ -44,12 +44,14 @@ def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
     model = tiny_weighted_transformer(**encoder, **decoder, **options)
     for part, width, branches in (("encoder", 24, 3), ("decoder", 16, 4)):
         stack = getattr(model, part)
-        factor = pytest.approx(0.5 * (width / len(stack.layers)) ** -0.5)
-        schedule = vars(BranchSchedule(factor, 7, freeze_after=9, projected=False))
+        factor = 0.5 * (width / len(stack.layers)) ** -0.5
+        rates = [pytest.approx(factor * 2 * 7**-1.5), pytest.approx(factor * 9**-0.5), None]
         # a copy, such as an average, is trained alike
         for each in (stack, getattr(copy.deepcopy(model), part)):
             schedules = AdamWithBranchWeights(each.parameters()).schedules
-            assert [vars(one) for one in schedules] == [schedule] * len(stack.layers)
+            assert len(schedules) == len(stack.layers)
+            for schedule in schedules:
+                assert [schedule.learning_rate(update) for update in (2, 9, 10)] == rates
         assert len(weights_in(stack)) == 2 * len(stack.layers)
         for weights in weights_in(stack):
             assert (weights.branches, weights.softmax, weights.top_k) == (branches, True, 2)
@@ -97,8 +99,8 @@ REFUSED = [
     ({"branch_residual": "none"}, "`variant` is 'none': there are sublayers, as-written"),
     ({"optimizer": "adam"}, "--optimizer is adam: it would let kappa and alpha leave the simplex"),
     *(
-        ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, f"`{name}` is 26")
-        for variant, name in zip(VARIANTS, ("in_features", "ffn_dim"), strict=True)
+        ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, "`in_features` is 26")
+        for variant in VARIANTS
     ),
     ({**BOTH, "decoder_ffn_embed_dim": 25}, "`ffn_dim` is 25: both attentions"),
     *(
@@ -120,6 +122,18 @@ REFUSED = [
 def test_models_refuse_impossible_options_and_checkpoints(refused, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         tiny_weighted_transformer(**refused) if isinstance(refused, dict) else refused()
+
+
+def test_plain_transformers_of_early_fairseq_are_continued():
+    """Their attentions have one matrix for queries, keys and values."""
+    plain = tiny_plain_transformer().eval()
+    state = plain.state_dict()
+    for name in [name for name in state if "self_attn.q_proj" in name]:
+        parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        state[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    model = tiny_weighted_transformer(seed=2, branch_sum="branches").eval()
+    model.load_state_dict(state)
+    torch.testing.assert_close(model(**sentences())[0], plain(**sentences())[0])
 
 
 @pytest.mark.parametrize("fp32", [False, True])

@@ -37,13 +37,14 @@ def make_network(freeze_after=None, parameterization="simplex", factor=FACTOR):
 
 
 def test_the_schedule_equals_the_papers_until_weights_are_frozen():
-    schedule = BranchSchedule(0.3, 400, freeze_after=200)
-    rates = [schedule.learning_rate(update) for update in (1, 200, 400, 10_000)]
-    expected = [0.3 / 8000, 0.3 / 40, 0.3 / 20, 0.3 / 100]
-    assert rates == pytest.approx(expected, rel=1e-12)
-    assert [schedule.frozen(update) for update in (1, 200, 201, 10_000)] == [False] * 2 + [True] * 2
-    assert BranchSchedule(1.0, 400, freeze_after=0).frozen(1)
-    assert not BranchSchedule(1.0, 400).frozen(10**9)
+    rates = BranchSchedule(BranchOptions(), depth=512 / 6).learning_rate
+    factor = (512 / 6) ** -0.5
+    expected = [factor / 8000, factor / 40, factor / 20, factor / 100]
+    assert [rates(update) for update in (1, 200, 400, 10_000)] == pytest.approx(expected, rel=1e-12)
+    frozen = BranchSchedule(BranchOptions(freeze_branch_weights_after=200), depth=1.0)
+    assert [frozen.learning_rate(update) is None for update in (1, 200, 201)] == [0, 0, 1]
+    at_once = BranchSchedule(BranchOptions(freeze_branch_weights_after=0), depth=1.0)
+    assert at_once.learning_rate(1) is None
 
 
 def branch_weights(network):
