@@ -56,7 +56,6 @@ CASES = {
             "shake": {"branch_training": "shake"},
             "softmax": {"branch_parameterization": "softmax"},
             "top-k": {"branch_top_k": 2},
-            "random outside of training": {"branch_weights": "random"},
             "as-written": {"branch_residual": "as-written"},
             "both attentions": {"branch_decoder_attention": "both"},
         }.items()

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.parameters import Float32Module
+from fairseq_plugins.precision import Float32Module
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 # The cost of one more group of heads, in keys of one head: its products are smaller and separate.

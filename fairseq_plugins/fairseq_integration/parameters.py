@@ -1,4 +1,4 @@
-"""Parameters with a precision, an update rule or a constraint of their own.
+"""Parameters with an update rule or a constraint of their own.
 
 With ``--fp16`` and ``--bf16`` fairseq updates a copy of the weights in fp32 and overwrites the
 model's weights with it. Constraints therefore project this copy, and the model gets the result.
@@ -12,7 +12,6 @@ Each callable projects a tensor in place; it has its parameter's shape and the c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,22 +21,6 @@ if TYPE_CHECKING:
     # layers import this file without fairseq
     from fairseq.optim import FairseqOptimizer, FP16Optimizer
     from fairseq.optim.adam import FairseqAdamConfig
-
-
-class Float32Module(nn.Module):
-    """Base class of modules that ``.half()`` and ``.bfloat16()`` leave in single precision.
-
-    Spans, branch weights and running statistics change by less than half precision can represent.
-    """
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Module:
-        def apply_unless_half(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            # fn has rounded the tensor, so move the original instead
-            rounded = moved.is_floating_point() and moved.dtype.itemsize < 4
-            return tensor.to(moved.device) if rounded else moved
-
-        return super()._apply(apply_unless_half, recurse)
 
 
 class UpdateRule:

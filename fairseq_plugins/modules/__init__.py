@@ -20,12 +20,15 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalRelativePositions,
 )
 from fairseq_plugins.transformer_xl.network import TransformerXL, TransformerXLBlock
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchWeights,
+    WeightedLinear,
+    project_to_simplex,
+)
 from fairseq_plugins.weighted_transformer.layers import (
     WeightedAttention,
     WeightedDecoderLayer,
     WeightedEncoderLayer,
-    WeightedLinear,
 )
 
 __all__ = [

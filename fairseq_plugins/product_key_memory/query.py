@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.parameters import Float32Module
+from fairseq_plugins.precision import Float32Module
 
 
 class SyncBatchNorm1d(Float32Module, nn.BatchNorm1d):

@@ -6,7 +6,8 @@ Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7, with S the sum 
     output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))
 
 FFN_i has 1/M of the inner width. All branches share one bias b^O and one bias of the second layers,
-so that matrices and biases together are those of a plain transformer.
+so that matrices and biases together are those of a plain transformer. The networks take the
+place of an attention's output projection.
 
 Shapes: N tokens, M branches, d model width, h head width (d/M), f inner width of a branch.
 """
@@ -19,8 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.layers import WeightedLinear, start_projection
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchWeights,
+    WeightedLinear,
+    start_projection,
+)
 
 
 class BranchedFeedForward(nn.Module):
@@ -37,13 +41,13 @@ class BranchedFeedForward(nn.Module):
         kappa: BranchWeights,
         alpha: BranchWeights,
         activation: Callable[[Tensor], Tensor] = F.relu,
-        activation_dropout: nn.Module | None = None,
+        activation_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.fc1 = FirstLayers(embed_dim, ffn_dim, kappa)
         self.fc2 = WeightedLinear(ffn_dim, embed_dim, alpha)
         self.activation = activation
-        self.activation_dropout = activation_dropout or nn.Identity()
+        self.activation_dropout = nn.Dropout(activation_dropout)
 
     def forward(self, heads: Tensor) -> Tensor:
         """Map heads side by side, (…, M·h), to the weighted sum of branches, (…, d)."""
@@ -61,11 +65,6 @@ class FirstLayers(nn.Module):
 
     def __init__(self, embed_dim: int, ffn_dim: int, weights: BranchWeights) -> None:
         super().__init__()
-        if ffn_dim % weights.branches:
-            raise ValueError(
-                f"`ffn_dim` is {ffn_dim}: it must be a multiple of the number of branches, "
-                f"{weights.branches}"
-            )
         out = start_projection(nn.Linear(embed_dim, embed_dim))
         first = nn.Linear(embed_dim, ffn_dim)
         self.out_weight, self.out_bias = out.weight, out.bias
@@ -79,7 +78,9 @@ class FirstLayers(nn.Module):
         out = self.out_weight.unflatten(1, (branches, -1)).transpose(0, 1)
         first = self.weight.unflatten(0, (branches, -1))
         bias = self.bias.unflatten(0, (branches, -1))
-        if not self.training and heads[..., 0].numel() < out.size(2):
+        # torch.export would let the comparison restrict the size of batches
+        flexible = self.training or torch.compiler.is_compiling()
+        if not flexible and heads[..., 0].numel() < out.size(2):
             # (…, M·h) -> (M, N, h) -> (M, N, d) -> (M, N, f) -> (…, M·f)
             x = heads.reshape(-1, branches, out.size(2)).transpose(0, 1)
             x = (x @ out.mT + self.out_bias / self.weights.total) * kappa[:, None, None]

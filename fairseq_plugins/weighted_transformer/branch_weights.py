@@ -1,4 +1,4 @@
-"""The weights κ and α of branches, which stay on the simplex and have their own schedule.
+"""The weights κ and α of branches, which stay on the simplex, and a linear layer that has them.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3, 4.1, 4.4 and 4.5.
 
@@ -7,19 +7,13 @@ Shapes: M branches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.parameters import (
-    Float32Module,
-    UpdateRule,
-    set_update_rule,
-)
+from fairseq_plugins.precision import Float32Module
 
-PARAMETERIZATIONS = ("simplex", "softmax")
+PARAMETERIZATIONS = SIMPLEX, SOFTMAX = ("simplex", "softmax")
 # the weights outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
 STARTS = RANDOM, NEAR_UNIFORM = ("random", "near-uniform")
@@ -50,35 +44,6 @@ def draw_near_uniform(branches: int) -> Tensor:
     return (rising[torch.randperm(branches)] / rising.sum()).float()
 
 
-@dataclass(eq=False)
-class BranchSchedule(UpdateRule):
-    """How κ and α of one layer are trained (section 4.1).
-
-    The learning rate of update t, from 1, is ``factor · min(t^-0.5, t · warmup^-1.5)``; the paper's
-    factor is (d_model/N)^-0.5 for N layers. After ``freeze_after`` updates the weights stay. An
-    optimizer that follows the schedule sets ``followed``, and projects the weights to the simplex
-    if they are ``projected``.
-    """
-
-    factor: float
-    warmup: int
-    freeze_after: int | None = None
-    projected: bool = True
-    followed: bool = field(default=False, init=False)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle, which no optimizer follows yet."""
-        vars(self).update(state, followed=False)
-
-    def learning_rate(self, update: int) -> float:
-        """Return the learning rate of update ``update``, from 1."""
-        return self.factor * min(update**-0.5, update * self.warmup**-1.5)
-
-    def frozen(self, update: int) -> bool:
-        """Return whether update ``update``, from 1, leaves the weights as they are."""
-        return self.freeze_after is not None and update > self.freeze_after
-
-
 class BranchWeights(Float32Module):
     """κ or α of M branches: a vector (M,), not negative, with a sum of 1 (equations 6 and 7).
 
@@ -87,9 +52,9 @@ class BranchWeights(Float32Module):
 
     Args:
         name: the parameter's name, "kappa" or "alpha"; logits are "kappa_logits".
-        schedule: how :class:`AdamWithBranchWeights` trains them; None for another optimizer.
         start: "near-uniform", or "random" for a random point of the simplex.
-        total: what the weights sum to when they are applied; M by default.
+        total: what the weights sum to when they are applied; with M, equal weights are those of the
+            plain transformer.
         top_k: only the k branches with the largest weights contribute (section 4.5).
         shake: draw new weights in each forward pass of training; inference uses 1/M (section 4.4).
         outside_training: which weights inference uses: "learned", "random" or "uniform" (section
@@ -100,10 +65,9 @@ class BranchWeights(Float32Module):
         self,
         branches: int,
         name: str = "alpha",
-        schedule: BranchSchedule | None = None,
-        parameterization: str = "simplex",
+        parameterization: str = SIMPLEX,
         start: str = NEAR_UNIFORM,
-        total: int | None = None,
+        total: int = 1,
         top_k: int | None = None,
         shake: bool = False,
         outside_training: str = LEARNED,
@@ -128,32 +92,22 @@ class BranchWeights(Float32Module):
                 "weights equal: leave out one of the two"
             )
         self.branches = branches
-        self.total = branches if total is None else total
-        self.softmax = parameterization == "softmax"
+        self.total = total
+        self.softmax = parameterization == SOFTMAX
         self.top_k = top_k
         self.shake = shake
         self.outside_training = outside_training
-        # weights that are drawn anew are not trained
-        self.schedule = None if shake else schedule
         if shake:
             weights = self.uniform()
         else:
             weights = (draw_from_simplex if start == RANDOM else draw_near_uniform)(branches)
+        # weights that are drawn anew are not trained
         parameter = nn.Parameter(weights.log() if self.softmax else weights, not shake)
-        if self.schedule is not None:
-            set_update_rule(parameter, self.schedule)
         # another name keeps logits from being loaded as weights and the other way round
         self.name = f"{name}_logits" if self.softmax else name
         self.register_parameter(self.name, parameter)
         if outside_training == RANDOM:
             self.register_buffer("random", draw_from_simplex(branches), persistent=False)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle, whose optimizer has to follow the schedule anew."""
-        super().__setstate__(state)
-        if self.schedule is not None:
-            # torch copies parameters without their marks
-            set_update_rule(getattr(self, self.name), self.schedule)
 
     def uniform(self, device: torch.device | None = None) -> Tensor:
         """Return the weights 1/M, (M,)."""
@@ -177,3 +131,45 @@ class BranchWeights(Float32Module):
             best = weights.topk(self.top_k).indices
             weights = weights * torch.zeros_like(weights).scatter(0, best, 1)
         return weights if self.total == 1 else weights * self.total
+
+
+class WeightedLinear(nn.Module):
+    """``Σ_i w_i (x_i W_i + b/S)``: a linear layer with a weight for each of M branches.
+
+    Branch i has columns i·c to (i+1)·c of the matrix, where c is the input's width divided by M.
+    This is not an ``nn.Linear``: the matrix is not all that the input is multiplied with.
+    """
+
+    def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:
+        super().__init__()
+        if in_features % weights.branches:
+            raise ValueError(
+                f"`in_features` is {in_features}, the inner width of a feed-forward network: it "
+                f"must be a multiple of the number of branches, {weights.branches}"
+            )
+        linear = nn.Linear(in_features, out_features)
+        self.weight, self.bias = linear.weight, linear.bias
+        self.weights = weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, in_features) to (…, out_features)."""
+        weights = self.weights()
+        bias = (self.bias * (weights.sum() / self.weights.total)).to(self.bias.dtype)
+        if self.training:
+            # a backward pass would need the input both scaled and unscaled
+            return F.linear(x, scale_columns(self.weight, weights), bias)
+        # a step of translation has fewer numbers than the matrix
+        return F.linear(scale_columns(x, weights), self.weight, bias)
+
+
+def scale_columns(x: Tensor, weights: Tensor) -> Tensor:
+    """Return ``x`` (…, M·c) with the i-th c columns times weight i, in its own precision."""
+    by_branch = x.view(*x.shape[:-1], len(weights), x.size(-1) // len(weights))
+    return (by_branch * weights[:, None]).flatten(-2).to(x.dtype)
+
+
+def start_projection(out_proj: nn.Module) -> nn.Module:
+    """Return an output projection with the initial values of fairseq's attention."""
+    nn.init.xavier_uniform_(out_proj.weight)
+    nn.init.zeros_(out_proj.bias)
+    return out_proj

@@ -2,23 +2,56 @@
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3 and 4.1. fairseq schedules one learning
 rate; this optimizer sets the rate of κ and α itself. After each update it projects the tensors that
-it updates, which are the model's or fairseq's copies in single precision.
+it updates, which are the model's or fairseq's copies in single precision. These copies keep the
+attribute ``optim_overrides``, which is fairseq's for the options of a single parameter.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
-from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, project_to_simplex
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    SIMPLEX,
+    BranchWeights,
+    project_to_simplex,
+)
+from fairseq_plugins.weighted_transformer.options import OPTIMIZER, BranchOptions
 
-logger = logging.getLogger(__name__)
+
+@dataclass(eq=False)
+class BranchSchedule:
+    """How κ and α of one layer are trained (section 4.1); ``depth`` is d_model/N for N layers."""
+
+    options: BranchOptions
+    depth: float
+
+    def learning_rate(self, update: int) -> float | None:
+        """Return the learning rate of update ``update``, from 1; None if κ and α stay as they are.
+
+        It is ``depth^-0.5 · min(t^-0.5, t · warmup^-1.5)`` for update t, times --branch-lr.
+        """
+        last, warmup = self.options.freeze_branch_weights_after, self.options.branch_warmup_updates
+        if last is not None and update > last:
+            return None
+        factor = self.options.branch_lr * self.depth**-0.5
+        return factor * min(update**-0.5, update * warmup**-1.5)
+
+
+def schedule_branches(layers: Sequence[nn.Module], embed_dim: int, options: BranchOptions) -> None:
+    """Let :class:`AdamWithBranchWeights` train κ and α of encoder or decoder by their options."""
+    for layer in layers:
+        schedule = BranchSchedule(options, embed_dim / len(layers))
+        for weights in layer.modules():
+            if isinstance(weights, BranchWeights):
+                overrides = {"optimizer": {"branch_schedule": schedule}}
+                getattr(weights, weights.name).optim_overrides = overrides
 
 
 class AdamWithBranchWeights(Adam):
@@ -28,49 +61,45 @@ class AdamWithBranchWeights(Adam):
         scheduled: dict[BranchSchedule, list[nn.Parameter]] = {}
         others = []
         for param in params:
-            schedule = update_rule(param, BranchSchedule)
+            overrides = getattr(param, "optim_overrides", {}).get("optimizer", {})
+            schedule = overrides.get("branch_schedule")
             if schedule is None:
                 others.append(param)
             else:
                 scheduled.setdefault(schedule, []).append(param)
         super().__init__(others, **options)
         self.schedules = list(scheduled)
-        for schedule, weights in scheduled.items():
-            schedule.followed = True
+        for weights in scheduled.values():
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Update the parameters and project κ and α; return what ``closure`` returns."""
         loss = None if closure is None else closure()
-        groups = list(zip(self.schedules, self.param_groups[1:], strict=True))
-        for schedule, group in groups:
+        trained = []
+        for schedule, group in zip(self.schedules, self.param_groups[1:], strict=True):
             group["updates"] += 1
-            if schedule.frozen(group["updates"]):
+            rate = schedule.learning_rate(group["updates"])
+            if rate is None:
                 # Adam skips parameters without a gradient
                 for weight in group["params"]:
                     weight.grad = None
-            else:
-                group["lr"] = schedule.learning_rate(group["updates"])
+                continue
+            group["lr"] = rate
+            if schedule.options.branch_parameterization == SIMPLEX:
+                trained += group["params"]
         super().step()
-        for schedule, group in groups:
-            if schedule.projected and not schedule.frozen(group["updates"]):
-                for weight in group["params"]:
-                    project_to_simplex(weight)
+        for weight in trained:
+            project_to_simplex(weight)
         return loss
 
 
-@register_optimizer("adam_with_branch_weights", dataclass=FairseqAdamConfig)
+@register_optimizer(OPTIMIZER, dataclass=FairseqAdamConfig)
 class FairseqAdamWithBranchWeights(OwnRulesStep, FairseqOptimizer):
     """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``."""
 
     def __init__(self, cfg: FairseqAdamConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
         self._optimizer = AdamWithBranchWeights(list(params), **self.optimizer_config)
-        count = len(self._optimizer.schedules)
-        if count:
-            logger.info("kappa and alpha of %d layers have their own schedule", count)
-        else:
-            logger.info("no parameter is a branch weight: this is fairseq's Adam")
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

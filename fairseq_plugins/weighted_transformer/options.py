@@ -1,9 +1,7 @@
 """Options of the Weighted Transformer, and the options of fairseq that it refuses."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from enum import Enum
 from typing import Optional
 
 import torch
@@ -19,14 +17,16 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     NEAR_UNIFORM,
     PARAMETERIZATIONS,
     REPLACEMENTS,
+    SIMPLEX,
     STARTS,
 )
+from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS
 
-VARIANTS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
 SUMS = ONE, BRANCHES = ("one", "branches")
 SHAKE = "shake"
-# the attentions of a decoder layer
-ATTENTIONS, BOTH = ("encoder", "self"), "both"
+OPTIMIZER = "adam_with_branch_weights"
+# which attentions of a decoder layer have branches
+ATTENTIONS = {"encoder": ("encoder",), "self": ("self",), "both": ("encoder", "self")}
 
 
 @dataclass
@@ -39,9 +39,9 @@ class BranchOptions(FairseqDataclass):
         "network (sublayers), or around both together (as-written)",
     )
     branch_sum: ChoiceEnum(list(SUMS)) = option(
-        BRANCHES,
+        ONE,
         "what kappa and alpha each sum to when they are applied: 1, as published, or the number "
-        "of branches, which keeps the scale of the plain transformer",
+        "of branches, which keeps the scale of the plain transformer and continues one",
     )
     branch_start: ChoiceEnum(list(STARTS)) = option(
         NEAR_UNIFORM,
@@ -53,13 +53,13 @@ class BranchOptions(FairseqDataclass):
         "learn kappa and alpha, or draw them anew in each forward pass of training and use 1/M "
         "in evaluation (shake, the Shake-Shake-like strategy of section 4.4)",
     )
-    branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = option(
+    branch_decoder_attention: ChoiceEnum(list(ATTENTIONS)) = option(
         "encoder",
         "which attention of a decoder layer has branches: attention to the encoder, "
         "self-attention, or both",
     )
     branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = option(
-        "simplex",
+        SIMPLEX,
         "project kappa and alpha to the simplex after each update, or compute them as the softmax "
         "of logits",
     )
@@ -81,6 +81,8 @@ class BranchOptions(FairseqDataclass):
         "number of updates after which kappa and alpha stay as they are; the paper freezes them "
         "for the last 10,000 updates (section 4.1; default: never)",
     )
+    # evaluation has no optimizer
+    branch_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
 
 
 @dataclass
@@ -115,11 +117,6 @@ def check_variant(ours: Tensor, theirs: Tensor) -> None:
 
 def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
     """Refuse values that branches cannot have, and options of fairseq's that they lack."""
-    for each in dataclasses.fields(BranchOptions):
-        if isinstance(each.type, type) and issubclass(each.type, Enum):
-            value, known = getattr(options, each.name), [choice.value for choice in each.type]
-            if value not in known:
-                raise ValueError(f"{flag(each.name)} is {value!r}: there are {', '.join(known)}")
     for name, least in [
         ("branch_lr", 0),
         ("branch_warmup_updates", 1),
@@ -128,6 +125,11 @@ def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{flag(name)} is {value}: it must be at least {least}, and finite")
+    if options.branch_training != SHAKE and options.branch_optimizer not in (None, OPTIMIZER):
+        raise ValueError(
+            f"--optimizer is {options.branch_optimizer}: it would let kappa and alpha leave the "
+            f"simplex, at the learning rate of all weights: give --optimizer {OPTIMIZER}"
+        )
     for name, value in [
         ("cross_self_attention", cfg.cross_self_attention),
         ("no_cross_attention", cfg.no_cross_attention),
@@ -135,6 +137,7 @@ def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
         ("quant_noise_scalar", cfg.quant_noise.scalar),
         ("encoder_xformers_att_config", cfg.encoder.xformers_att_config),
         ("decoder_xformers_att_config", cfg.decoder.xformers_att_config),
+        ("base_layers", cfg.base_layers),
     ]:
         if value:
             raise ValueError(

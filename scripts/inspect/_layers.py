@@ -34,6 +34,7 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention import RelativeAttention, RelativePositions
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
+from fairseq_plugins.weighted_transformer.layers import Attention
 
 
 class Reads(NamedTuple):
@@ -122,7 +123,7 @@ def multihead_attention(
     attn_mask: Tensor | None = None,
     **_: Any,
 ) -> Reads:
-    """``softmax(q·k / √d_h)``, fairseq's; branches weigh its heads by κ in ``out_proj``."""
+    """``softmax(q·k / √d_h)``, fairseq's."""
     # fairseq's tensors are (T, B, d)
     queries, keys, values = (
         _split(x.transpose(0, 1), layer.head_dim)
@@ -135,6 +136,15 @@ def multihead_attention(
         scores = scores.masked_fill(key_padding_mask[:, None].bool(), -torch.inf)
     weights = _softmax(scores)
     return Reads(layer.out_proj(_join(weights @ values).transpose(0, 1)), weights)
+
+
+def branched_attention(
+    layer: Attention, query: Tensor, key: Tensor, mask: Tensor | None = None, **_: Any
+) -> Reads:
+    """``softmax(q·k / √d_h)``; branches weigh its heads by κ in ``out_proj``."""
+    output, weights = layer.forward(query, key, mask, need_weights=True)
+    # (B, H, T, S) -> (H, B, T, S)
+    return Reads(output, weights.transpose(0, 1))
 
 
 def product_key_memory(
@@ -156,6 +166,7 @@ EQUATIONS: dict[type[nn.Module], Callable[..., Reads]] = {
     AllAttention: all_attention,
     SoftmaxFeedForward: softmax_feed_forward,
     MultiheadAttention: multihead_attention,
+    Attention: branched_attention,
     ProductKeyMemory: product_key_memory,
 }
 

@@ -65,8 +65,52 @@ def weighted_attention(module, query, key, visible):
     return sum(kappa[i] * projected(i, head, *rest) for i, head in enumerate(heads))
 
 
+def plain_attention(module, query, key, visible):
+    """Compute equation 3 of an attention without branches: (T, d)."""
+    heads = [branch_head(i, module, query, key, visible) for i in range(module.num_heads)]
+    return torch.cat(heads, 1) @ module.out_proj.weight.T + module.out_proj.bias
+
+
+ATTENTIONS = {
+    "Linear": plain_attention,
+    "WeightedLinear": weighted_attention,
+    "BranchedFeedForward": branched_attention,
+}
+
+
 def weighted_feed_forward(layer, x):
     """Compute Σ_i α_i F_i(x) of a layer whose second map is a WeightedLinear: (T, d)."""
     alpha = layer.fc2.weights()
     rest = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.total
     return sum(alpha[i] * feed_forward(i, x, *rest) for i in range(len(alpha)))
+
+
+def layer_output(layer, x, visible, source=None, source_visible=None):
+    """Compute a layer of either variant for one sentence, (T, d).
+
+    A decoder layer has the encoder's output ``source`` (S, d), and which of it (T, S) queries see.
+    """
+
+    def sublayer(x, norm, function):
+        if layer.pre_norm:
+            return x + function(layer_norm(x, norm))
+        return layer_norm(x + function(x), norm)
+
+    def attend(module, query, key, visible):
+        return ATTENTIONS[type(module.out_proj).__name__](module, query, key, visible)
+
+    norm = layer.self_attn_layer_norm
+    x = sublayer(x, norm, lambda query: attend(layer.self_attn, query, query, visible))
+    if source is not None:
+        norm, attention = layer.encoder_attn_layer_norm, layer.encoder_attn
+        x = sublayer(x, norm, lambda query: attend(attention, query, source, source_visible))
+    if layer.fc2 is not None:
+        x = sublayer(x, layer.final_layer_norm, lambda h: weighted_feed_forward(layer, h))
+    return x
+
+
+def layer_norm(x, norm):
+    """Normalise each token of (T, d) to mean 0 and variance 1, then scale and shift it."""
+    centered = x - x.mean(1, keepdim=True)
+    deviation = (centered.square().mean(1, keepdim=True) + norm.eps).sqrt()
+    return centered / deviation * norm.weight + norm.bias

@@ -4,16 +4,12 @@ import pytest
 import torch
 
 from fairseq_plugins.weighted_transformer.branch_weights import (
-    BranchSchedule,
     BranchWeights,
     draw_from_simplex,
     draw_near_uniform,
     project_to_simplex,
 )
 from tests.weighted_transformer.tiny import assert_on_simplex
-
-SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
-
 
 CORNERS = [[7.0, 7.0, 7.0, 7.0], [-1.0, -1.0, -1.0], [0.0, 1.0, 0.0], [0.9, 0.4, 0.15, 0.15]]
 
@@ -56,45 +52,35 @@ def test_near_uniform_branch_weights_spread_by_two(branches):
 
 
 def test_branch_weights_are_applied_times_their_total():
-    weights = BranchWeights(4)
+    weights = BranchWeights(4, total=4)
     torch.testing.assert_close(weights(), 4 * weights.alpha)
-    weights = BranchWeights(3, "kappa", parameterization="softmax", total=1)
+    weights = BranchWeights(3, "kappa", parameterization="softmax")
     weights.kappa_logits.data = logits = torch.tensor([3.0, 0.0, 1.0])
     torch.testing.assert_close(weights(), logits.softmax(0))
 
 
 def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
-    weights = BranchWeights(4, schedule=SCHEDULE, total=1, shake=True)
+    weights = BranchWeights(4, shake=True)
     torch.manual_seed(1)
     expected = [draw_from_simplex(4) for _ in range(3)]
     torch.manual_seed(1)
     assert all(torch.equal(weights(), drawn) for drawn in expected)
     assert weights.eval()().tolist() == [0.25] * 4
-    assert weights.schedule is None
+    assert not weights.alpha.requires_grad
     # drawn on their own device: a copy from the CPU would make the host wait for a GPU
     before = torch.random.get_rng_state()
     assert weights.train().to("meta")().device.type == "meta"
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_schedule_equals_the_papers_until_weights_are_frozen():
-    schedule = BranchSchedule(0.3, 400, freeze_after=200)
-    rates = [schedule.learning_rate(update) for update in (1, 200, 400, 10_000)]
-    expected = [0.3 / 8000, 0.3 / 40, 0.3 / 20, 0.3 / 100]
-    assert rates == pytest.approx(expected, rel=1e-12)
-    assert [schedule.frozen(update) for update in (1, 200, 201, 10_000)] == [False] * 2 + [True] * 2
-    assert BranchSchedule(1.0, 400, freeze_after=0).frozen(1)
-    assert not SCHEDULE.frozen(10**9)
-
-
 def test_other_weights_replace_the_learned_ones_in_evaluation():
-    weights = BranchWeights(4, total=1, outside_training="uniform")
+    weights = BranchWeights(4, outside_training="uniform")
     assert weights() is weights.alpha
     assert weights.eval()().tolist() == [0.25] * 4
     drawn = []
     for _ in range(2):
         torch.manual_seed(1)
-        weights = BranchWeights(4, "kappa", total=1, outside_training="random")
+        weights = BranchWeights(4, "kappa", outside_training="random")
         assert weights() is weights.kappa
         # drawn only once
         assert torch.equal(weights.eval()(), weights())
@@ -107,7 +93,7 @@ def test_other_weights_replace_the_learned_ones_in_evaluation():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_gating_keeps_the_branches_with_the_largest_weights(training):
-    weights = BranchWeights(4, total=1, top_k=2).train(training)
+    weights = BranchWeights(4, top_k=2).train(training)
     weights.alpha.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
     assert weights().tolist() == pytest.approx([0, 0.4, 0, 0.3])
     weights().sum().backward()

@@ -11,13 +11,9 @@ from fairseq_plugins.modules import (
     WeightedLinear,
 )
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.fairseq_layers import RetainableDropout
 from tests.gradients import assert_same
-from tests.reference.all_attention import layer_norm
-from tests.reference.weighted_transformer import (
-    branched_attention,
-    weighted_attention,
-    weighted_feed_forward,
-)
+from tests.reference.weighted_transformer import layer_norm, layer_output
 from tests.weighted_transformer.tiny import (
     EACH_VARIANT,
     PAD,
@@ -47,84 +43,41 @@ def perturb(model):
     return model
 
 
-def attend(module, query, key, visible, **plain):
-    """Compute attention (T, B, d) by the equations; call fairseq's own attention as it is."""
-    if isinstance(module.out_proj, BranchedFeedForward):
-        by_equations = branched_attention
-    elif isinstance(module.out_proj, WeightedLinear):
-        by_equations = weighted_attention
-    else:
-        return module(query, key, key, **plain)[0]
-    by_sentence = zip(query.unbind(1), key.unbind(1), visible, strict=True)
-    return torch.stack([by_equations(module, *inputs) for inputs in by_sentence], dim=1)
+def by_model_and_equations(model):
+    """Return the decoder's last states (T, B, d), those of the equations, and what they depend on.
 
-
-def by_sublayers(layer, x, attentions):
-    """Compute the output (T, B, d) of a layer of either variant by the equations.
-
-    ``attentions`` has tuples: module, norm, keys (None for x), visible keys, the module's keywords.
+    Source and target have padding.
     """
-
-    def normed(x, norm):
-        return layer_norm(x, norm.weight, norm.bias, norm.eps)
-
-    def enter(x, norm):
-        return normed(x, norm) if layer.normalize_before else x
-
-    def add(x, added, norm):
-        return x + added if layer.normalize_before else normed(x + added, norm)
-
-    for module, norm, keys, visible, plain in attentions:
-        query = enter(x, norm)
-        x = add(x, attend(module, query, query if keys is None else keys, visible, **plain), norm)
-    if isinstance(getattr(layer, "fc2", None), WeightedLinear):
-        norm = layer.final_layer_norm
-        x = add(x, weighted_feed_forward(layer, enter(x, norm)), norm)
-    return x
-
-
-def encoder_layer(model, hidden=None):
-    """Return an encoder layer's output, that of the equations, and the inputs of both."""
-    layer = model.encoder.layers[1]
-    x = torch.randn(6, 2, 16, dtype=torch.double, requires_grad=True)
-    padding = sentences()["src_tokens"].eq(PAD)
-    visible = ~padding[:, None].expand(-1, 6, -1)
-    if hidden is not None:
-        visible = visible & ~hidden.bool()
-    attention = layer.self_attn, layer.self_attn_layer_norm, None, visible, {}
-    out = layer(x, padding, hidden)
-    return out, by_sublayers(layer, x, [attention]), [x, *layer.parameters()]
-
-
-def decoder_layer(model):
-    """Return the same for a decoder layer."""
-    layer = model.decoder.layers[1]
-    x = torch.randn(5, 2, 16, dtype=torch.double, requires_grad=True)
-    encoder_out = torch.randn(6, 2, 16, dtype=torch.double, requires_grad=True)
-    padding = sentences()["src_tokens"].eq(PAD)
-    past, source = (FUTURE == 0).expand(2, -1, -1), ~padding[:, None].expand(-1, 5, -1)
-    to_self = {"attn_mask": FUTURE, "need_weights": False}
-    to_encoder = {"key_padding_mask": padding, "static_kv": True, "need_weights": False}
-    attentions = [
-        (layer.self_attn, layer.self_attn_layer_norm, None, past, to_self),
-        (layer.encoder_attn, layer.encoder_attn_layer_norm, encoder_out, source, to_encoder),
-    ]
-    out, _, _ = layer(x, encoder_out, padding, self_attn_mask=FUTURE)
-    inputs = [x, encoder_out, *layer.parameters()]
-    return out, by_sublayers(layer, x, attentions), inputs
+    source, lengths, target = sentences().values()
+    encoded = model.encoder(source, lengths, return_all_hiddens=True)
+    _, extra = model.decoder(target, encoded)
+    inputs = encoded["encoder_states"][0], extra["inner_states"][0]
+    outputs, past = [], torch.ones(5, 5).tril().bool()
+    for number, (x, y) in enumerate(zip(*(states.unbind(1) for states in inputs), strict=True)):
+        real, known = source[number].ne(PAD), past & target[number].ne(PAD)
+        for layer in model.encoder.layers:
+            x = layer_output(layer, x, real.expand(6, -1))
+        if model.encoder.layer_norm is not None:
+            x = layer_norm(x, model.encoder.layer_norm)
+        for layer in model.decoder.layers:
+            y = layer_output(layer, y, known, x, real.expand(5, -1))
+        outputs.append(y)
+    layers = [*model.encoder.layers.parameters(), *model.decoder.layers.parameters()]
+    return extra["inner_states"][-1], torch.stack(outputs, 1), [*inputs, *layers]
 
 
 @EACH_VARIANT
 @SUMS
 @NORMS
 @ATTENTIONS
-def test_layers_and_gradients_equal_the_equations(variant, total, pre_norm, attention):
-    model = build(variant, total, pre_norm, branch_decoder_attention=attention)
-    for layer in (encoder_layer, decoder_layer):
-        assert_same(*layer(model))
-    assert_same(*encoder_layer(model, hidden=torch.eye(6)))
+def test_layers_in_fairseqs_model_and_gradients_equal_the_equations(
+    variant, total, pre_norm, attention
+):
+    options = {"branch_decoder_attention": attention}
+    assert_same(*by_model_and_equations(build(variant, total, pre_norm, **options)))
     # branches that are gated off also leave out their share of biases
-    assert_same(*encoder_layer(build(variant, total, pre_norm, branch_top_k=2)))
+    gated = build(variant, total, pre_norm, branch_top_k=2, **options)
+    assert_same(*by_model_and_equations(gated))
 
 
 @NORMS
@@ -167,8 +120,22 @@ def test_inference_equals_training_for_any_number_of_tokens(branched, options):
         assert_same(layer.train()(x), layer.eval()(x), inputs)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "as-written"])
+@torch.no_grad()
+def test_exported_layers_take_batches_of_any_size(kind):
+    if kind == "as-written":
+        layer = BranchedFeedForward(16, 24, BranchWeights(2), BranchWeights(2))
+    else:
+        layer = (WeightedEncoderLayer if kind == "encoder" else WeightedDecoderLayer)(16, 4, 24)
+    layer.eval()
+    x, larger = ([torch.randn(size, 3, 16)] * (1 + (kind == "decoder")) for size in (2, 9))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(layer, tuple(x), dynamic_shapes=[{0: batch}] * len(x))
+    torch.testing.assert_close(exported.module()(*larger), layer(*larger))
+
+
 def test_standalone_layers_equal_the_models():
-    model = build("sublayers")
+    model = build("sublayers", "one")
     x, source = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()
     padding = sentences()["src_tokens"].eq(PAD)
     visible = ~padding[:, None, None]
@@ -186,18 +153,22 @@ def test_standalone_layers_equal_the_models():
 @EACH_VARIANT
 @ATTENTIONS
 @torch.no_grad()
-def test_incremental_decoding_equals_a_full_pass(variant, attention):
+def test_beams_token_by_token_equal_a_full_pass(variant, attention):
     options = {"branch_residual": variant, "branch_decoder_attention": attention}
-    model = tiny_weighted_transformer(**options).eval()
-    batch = sentences()
-    whole, _ = model(**batch)
-    encoder_out = model.encoder(batch["src_tokens"], batch["src_lengths"])
-    state = {}
-    for length in range(1, 6):
-        words = batch["prev_output_tokens"][:, :length]
-        last, _ = model.decoder(words, encoder_out=encoder_out, incremental_state=state)
-        real = words[:, -1].ne(PAD)
-        torch.testing.assert_close(last[real, 0], whole[real, length - 1])
+    model, batch = tiny_weighted_transformer(**options).eval(), sentences()
+    encoded = model.encoder(batch["src_tokens"], batch["src_lengths"])
+    # three beams of each sentence; later the first sentence is finished
+    beams, state = torch.tensor([0, 0, 0, 1, 1, 1]), {}
+    encoded = model.encoder.reorder_encoder_out(encoded, beams)
+    words = torch.full((6, 1), 2)
+    for order in ([2, 0, 1, 3, 5, 5], [0, 0, 2, 4, 3, 5], [4, 3, 3], [2, 1, 0]):
+        last, _ = model.decoder(words, encoder_out=encoded, incremental_state=state)
+        whole, _ = model.decoder(words, encoder_out=encoded)
+        torch.testing.assert_close(last[:, 0], whole[:, -1])
+        order = torch.tensor(order)
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        encoded = model.encoder.reorder_encoder_out(encoded, order)
+        words = torch.cat([words[order], torch.randint(4, 12, (len(order), 1))], 1)
 
 
 @EACH_VARIANT
@@ -229,16 +200,37 @@ def test_layers_return_attention_weights_if_asked_to(variant, attention):
     options = {"branch_residual": variant, "branch_decoder_attention": attention}
     layer = tiny_weighted_transformer(**options).decoder.layers[0]
     inputs = torch.randn(5, 2, 16), torch.randn(6, 2, 16), sentences()["src_tokens"].eq(PAD)
-    assert layer(*inputs)[1] is None
-    mean = layer(*inputs, need_attn=True)[1]
-    by_head = layer(*inputs, need_head_weights=True)[1]
-    assert by_head.shape == (4, 2, 5, 6)
-    torch.testing.assert_close(by_head.mean(0), mean)
-    assert not torch.allclose(by_head[0], by_head[1])
-    # generation needs it, unless fairseq tells layers otherwise
-    torch.testing.assert_close(layer.eval()(*inputs)[1], mean)
-    layer.make_generation_fast_(need_attn=False)
-    assert layer(*inputs)[1] is None
+    expected, weights, _ = layer(*inputs)
+    assert weights is None
+    queries_and_keys = []
+    layer.encoder_attn.register_forward_pre_hook(lambda _, seen: queries_and_keys.extend(seen))
+    output, weights, _ = layer(*inputs, need_head_weights=True)
+    torch.testing.assert_close(output, expected)
+    maps = layer.encoder_attn.q_proj, layer.encoder_attn.k_proj
+    q, k = (f(x).unflatten(2, (4, 4)) for f, x in zip(maps, queries_and_keys, strict=True))
+    scores = torch.einsum("tbmh,sbmh->mbts", q, k) / 2
+    torch.testing.assert_close(
+        weights, scores.masked_fill(inputs[2][None, :, None], -torch.inf).softmax(3)
+    )
+
+
+@EACH_VARIANT
+def test_dropouts_that_generation_retains_act_in_evaluation(variant):
+    rates = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
+    everywhere = None
+    for modules in (everywhere, ["TransformerDecoderLayerBase"], ["MultiheadAttention"], []):
+        model = tiny_weighted_transformer(branch_residual=variant, **rates)
+        expected = model.eval()(**sentences())[0]
+        model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=modules)
+        active = {
+            module.module_name
+            for module in model.modules()
+            if isinstance(module, RetainableDropout) and module.training
+        }
+        encoder, decoder = "TransformerEncoderLayerBase", "TransformerDecoderLayerBase"
+        every = {encoder, decoder, "MultiheadAttention"}
+        assert active == (every if modules is everywhere else set(modules))
+        assert torch.allclose(model(**sentences())[0], expected) == (modules == [])
 
 
 @EACH_VARIANT

@@ -1,5 +1,6 @@
 """The models: sizes, options, errors, checkpoints, and averages of weights."""
 
+import copy
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 
-from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, draw_from_simplex
+from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
 from tests.weighted_transformer.tiny import (
     EACH_VARIANT,
@@ -41,12 +42,18 @@ def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
     decoder = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 3}
     decoder |= {"branch_decoder_attention": attention, "share_all_embeddings": False}
     model = tiny_weighted_transformer(**encoder, **decoder, **options)
-    for stack, width, branches in ((model.encoder, 24, 3), (model.decoder, 16, 4)):
-        factor = pytest.approx(0.5 * (width / len(stack.layers)) ** -0.5)
-        schedule = vars(BranchSchedule(factor, 7, freeze_after=9, projected=False))
+    for part, width, branches in (("encoder", 24, 3), ("decoder", 16, 4)):
+        stack = getattr(model, part)
+        factor = 0.5 * (width / len(stack.layers)) ** -0.5
+        rates = [pytest.approx(factor * 2 * 7**-1.5), pytest.approx(factor * 9**-0.5), None]
+        # a copy, such as an average, is trained alike
+        for each in (stack, getattr(copy.deepcopy(model), part)):
+            schedules = AdamWithBranchWeights(each.parameters()).schedules
+            assert len(schedules) == len(stack.layers)
+            for schedule in schedules:
+                assert [schedule.learning_rate(update) for update in (2, 9, 10)] == rates
         assert len(weights_in(stack)) == 2 * len(stack.layers)
         for weights in weights_in(stack):
-            assert vars(weights.schedule) == schedule
             assert (weights.branches, weights.softmax, weights.top_k) == (branches, True, 2)
             assert weights.outside_training == "random"
     model(**sentences())[0].sum().backward()
@@ -70,21 +77,14 @@ def test_models_take_the_options_of_fairseqs_transformer(variant, options):
     assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
 
 
-def test_training_refuses_an_optimizer_without_branches():
-    model = tiny_weighted_transformer()
-    # as fairseq does when it loads a model
-    model.set_num_updates(3)
-    with pytest.raises(ValueError, match="give --optimizer adam_with_branch_weights"):
-        model.train().set_num_updates(0)
-    model.eval().set_num_updates(0)
-    AdamWithBranchWeights(model.parameters())
-    model.train().set_num_updates(0)
-    # training must not validate with other branch weights than it learns
-    model = tiny_weighted_transformer(branch_weights="random")
-    AdamWithBranchWeights(model.parameters())
-    model.eval().set_num_updates(3)
+def test_training_refuses_other_weights_in_evaluation_than_it_learns():
+    model = tiny_weighted_transformer(branch_weights="random").eval()
     with pytest.raises(ValueError, match=r"^--branch-weights is random .* --model-overrides "):
-        model.train().set_num_updates(0)
+        model.train()
+
+
+def test_weights_that_are_not_learned_need_no_optimizer_of_their_own():
+    tiny_weighted_transformer(branch_training="shake", optimizer="adam")
 
 
 def load(saved, **options):
@@ -93,25 +93,27 @@ def load(saved, **options):
 
 BOTH = {**AS_WRITTEN, "branch_decoder_attention": "both"}
 NOT_HAD = {"cross_self_attention": True, "no_cross_attention": True, "quant_noise_pq": 0.1}
+NOT_HAD |= {"base_layers": 1}
 # the cause of each message, and its beginning
 REFUSED = [
-    ({"branch_residual": "none"}, "--branch-residual is 'none': there are sublayers, as-writt"),
+    ({"branch_residual": "none"}, "`variant` is 'none': there are sublayers, as-written"),
+    ({"optimizer": "adam"}, "--optimizer is adam: it would let kappa and alpha leave the simplex"),
     *(
-        ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, f"`{name}` is 26")
-        for variant, name in zip(VARIANTS, ("in_features", "ffn_dim"), strict=True)
+        ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, "`in_features` is 26")
+        for variant in VARIANTS
     ),
-    ({**BOTH, "decoder_ffn_embed_dim": 25}, "--decoder-ffn-embed-dim is 25: both attentions"),
+    ({**BOTH, "decoder_ffn_embed_dim": 25}, "`ffn_dim` is 25: both attentions"),
     *(
         ({name: value}, f"--{name.replace('_', '-')} is {value}: weighted_transformer does not")
         for name, value in NOT_HAD.items()
     ),
     # checkpoints
     (
-        lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="one"),
-        "--branch-residual sublayers --branch-sum one, and the checkpoint was trained with "
-        "--branch-residual as-written --branch-sum branches: give these",
+        lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="branches"),
+        "--branch-residual sublayers --branch-sum branches, and the checkpoint was trained with "
+        "--branch-residual as-written --branch-sum one: give these",
     ),
-    (lambda: load(tiny_plain_transformer(), branch_sum="one"), "the checkpoint is a plain trans"),
+    (lambda: load(tiny_plain_transformer()), "the checkpoint is a plain trans"),
     (lambda: load(tiny_plain_transformer(), **AS_WRITTEN), "the checkpoint is a plain transform"),
 ]
 
@@ -122,9 +124,21 @@ def test_models_refuse_impossible_options_and_checkpoints(refused, message):
         tiny_weighted_transformer(**refused) if isinstance(refused, dict) else refused()
 
 
+def test_plain_transformers_of_early_fairseq_are_continued():
+    """Their attentions have one matrix for queries, keys and values."""
+    plain = tiny_plain_transformer().eval()
+    state = plain.state_dict()
+    for name in [name for name in state if "self_attn.q_proj" in name]:
+        parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        state[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    model = tiny_weighted_transformer(seed=2, branch_sum="branches").eval()
+    model.load_state_dict(state)
+    torch.testing.assert_close(model(**sentences())[0], plain(**sentences())[0])
+
+
 @pytest.mark.parametrize("fp32", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, AS_WRITTEN, {"branch_sum": "one"}])
+@pytest.mark.parametrize("options", [{}, AS_WRITTEN, {"branch_sum": "branches"}])
 def test_a_moving_average_averages_branch_weights(options, dtype, fp32):
     """fairseq's --store-ema copies the model, and loads the average into the copy."""
     model = tiny_weighted_transformer(**options).to(dtype)

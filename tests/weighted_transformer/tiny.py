@@ -19,8 +19,8 @@ def tiny_weighted_transformer(seed: int = 1, **options) -> WeightedTransformer:
 
 
 def tiny_as_written(**options) -> WeightedTransformer:
-    """Build the as-written model, with κ and α of sum 1, drawn uniformly from the simplex."""
-    variant = {"branch_residual": "as-written", "branch_sum": "one", "branch_start": "random"}
+    """Build the as-written model, with κ and α drawn uniformly from the simplex."""
+    variant = {"branch_residual": "as-written", "branch_start": "random"}
     return tiny_weighted_transformer(**{**variant, **options})
 
 

@@ -1,0 +1,91 @@
+"""The layers as fairseq's encoder and decoder call them: (T, B, d), masks, decoding.
+
+Shapes: B sentences, T queries, S keys, M branches, d model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.modules import FairseqDropout
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_plugins.weighted_transformer.layers import (
+    Attention,
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+)
+
+
+class FairseqEncoderLayer(WeightedEncoderLayer):
+    """A layer of fairseq's encoder."""
+
+    upgrade_state_dict_named = TransformerEncoderLayerBase.upgrade_state_dict_named
+
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None = None) -> Tensor:
+        """Map (S, B, d) to (S, B, d); the mask (B, S) is true for padding."""
+        return super().forward(x, _visible(encoder_padding_mask))
+
+
+class FairseqDecoderLayer(WeightedDecoderLayer):
+    """A layer of fairseq's decoder."""
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[Any, Any] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Return output (T, B, d), the weights (M, B, T, S) of attention to the encoder or None.
+
+        fairseq adds ``self_attn_mask`` (T, T) to scores, and gives none to decode token by token.
+        """
+        pasts, self_mask = None, _visible(self_attn_padding_mask)
+        if self_attn_mask is not None:
+            seen = self_attn_mask == 0
+            self_mask = seen if self_mask is None else self_mask & seen
+        if incremental_state is not None:
+            pasts = incremental_state.setdefault(self, {"self": {}, "encoder": {}})
+            # generation gives no padding
+            self_mask = None
+            if pasts["encoder"]:
+                encoder_out = None
+        mask, need_weights = _visible(encoder_padding_mask), need_attn or need_head_weights
+        x, weights = self.decode(x, encoder_out, mask, self_mask, pasts, need_weights)
+        return x, None if weights is None else weights.transpose(0, 1), None
+
+    def reorder_incremental_state(self, incremental_state: dict[Any, Any], order: Tensor) -> None:
+        """Let the pasts follow the beams, which continue those in ``order`` (B,)."""
+        for name, past in incremental_state.get(self, {}).items():
+            for which, kept in past.items():
+                # beams of a sentence attend to the same source, and stay side by side
+                if name == "self" or len(kept) != len(order):
+                    past[which] = kept.index_select(0, order)
+
+
+def _visible(padding_mask: Tensor | None) -> Tensor | None:
+    """Return a mask (B, 1, 1, S) that is true for what is not padding, from fairseq's (B, S)."""
+    return None if padding_mask is None else ~padding_mask[:, None, None].bool()
+
+
+class RetainableDropout(FairseqDropout):
+    """fairseq's dropout, which stays in training mode where --retain-dropout keeps it."""
+
+    def train(self, mode: bool = True) -> RetainableDropout:
+        """Set training mode, unless dropout is retained."""
+        return super().train(mode or self.apply_during_inference)
+
+
+def make_dropouts_retainable(layer: nn.Module, name: str) -> None:
+    """Put fairseq's dropouts, which --retain-dropout-modules knows by ``name``, into a layer."""
+    for module in list(layer.modules()):
+        for child_name, child in list(module.named_children()):
+            if isinstance(child, nn.Dropout):
+                owner = "MultiheadAttention" if isinstance(module, Attention) else name
+                setattr(module, child_name, RetainableDropout(child.p, owner))
