@@ -186,7 +186,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         fitted = {**state_dict, vectors: torch.cat([trained[:now], added])}
         for name, value in state_dict.items():
             if name.endswith(".self_attn.span.value"):
-                fitted[name] = (value * before / now).clamp(max=1)
+                fitted[name] = value * before / now
         return fitted
 
 

@@ -266,11 +266,10 @@ class SegmentNetwork(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # weights may repeat u and v in each of the layers that share them
-        expected = {prefix + name for name, _ in self.named_parameters()}
+        names = {prefix + name for name, _ in self.named_parameters()}
         for name in [name for name in state_dict if ".self_attn.biases." in name]:
-            first = f"{prefix}layers.0.self_attn.biases.{name[-1]}"
-            repeated = name not in expected and first in expected and first in state_dict
-            if repeated and torch.equal(state_dict[name], state_dict[first]):
+            first = state_dict.get(f"{prefix}layers.0.self_attn.biases.{name[-1]}")
+            if name not in names and first is not None and torch.equal(state_dict[name], first):
                 del state_dict[name]
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

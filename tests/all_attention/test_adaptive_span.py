@@ -5,6 +5,7 @@ import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention import attention as attention_file
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, HeadGroup
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
@@ -65,11 +66,19 @@ def test_the_past_follows_the_span_in_training():
             set_spans(model, [500.0 if segment == 6 else 20.0] * 4)
         past = read_segments(model, past, [segment])
         lengths.append([layer.length for layer in past.layers])
-    # the tokens that the heads see, and 64 more, as far as they were kept
+    # the tokens that the heads see, and a segment more, as far as they were kept
     assert lengths[5] == lengths[16] == [28 + 64] * 2
     assert lengths[6] == [28 + 2 * 64] * 2
     assert lengths[7] == [28 + 3 * 64] * 2
     assert lengths[15] == [508 + 64] * 2
+
+
+def test_a_closed_span_has_a_finite_gradient_beside_an_open_one():
+    span = AdaptiveSpan(2, 100, ramp=4)
+    span.value.data = torch.tensor([0.0, 0.5])
+    # the mask of the first head reaches 0 exactly at a distance that the second one sees
+    (gradient,) = torch.autograd.grad(span.log_mask(HeadGroup(None, 54, 0)).exp().sum(), span.value)
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -45,7 +45,7 @@ def make(
     spans = None
     if values is not None:
         values = values[: HEADS // 2 if variant == "head-split" else HEADS]
-        spans = AdaptiveSpan(len(values), span, RAMP, epsilon)
+        spans = AdaptiveSpan(len(values), span, RAMP, epsilon=epsilon)
         spans.value.data = torch.tensor(values)
     options = {"num_persistent": persistent, "variant": variant, "span": spans, "kernel": kernel}
     attention = AllAttention(WIDTH, HEADS, Window(nearest, span), **options)
@@ -114,6 +114,14 @@ def test_attention_with_spans_equals_the_equations(
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent, clamp_len=clamp_len)
     assert_equals_the_equations(attention, positions, length, remembered)
+
+
+@pytest.mark.parametrize("group_cost", [0, 1000])
+def test_a_window_within_the_spans_equals_the_equations(monkeypatch, group_cost):
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
+    attention, positions = make(VALUES[4])
+    attention.window = Window(1, 5)
+    assert_equals_the_equations(attention, positions, 3, 16)
 
 
 # heads that all see near: the published code, which has epsilon, computes 16 of 80 distances

@@ -55,21 +55,6 @@ def test_a_span_that_grows_in_an_update_sees_its_new_context(length, growth):
     torch.testing.assert_close(y, block(text)[0][:, before:])
 
 
-def test_heads_read_and_keep_no_more_than_their_spans(monkeypatch):
-    monkeypatch.setattr(adaptive_span, "GROUP_COST", 0)
-    block, lengths = build("AllAttentionBlock"), []
-    block.self_attn.k_proj.register_forward_hook(
-        lambda _, args, out: lengths.append(len(args[0][0]))
-    )
-    _, past = block(draw())
-    block(draw(2, 5), past)
-    # the segment, and of the past what each of three groups of heads sees
-    assert lengths == [12, 12, 12, 5, 3, 5, 4, 5, 6]
-    with torch.no_grad():
-        _, past = block.eval()(draw())
-    assert [group.length for group in past.layers[0].groups] == [3, 4, 6]
-
-
 @pytest.mark.parametrize("part", ["weights", "sublayer"])
 def test_dropout_acts_on_weights_and_on_the_sublayer(part):
     network = build("AllAttentionNetwork", dropout=0.5).train()

@@ -172,6 +172,18 @@ def test_a_past_of_inference_mode_goes_on_outside_it():
     torch.testing.assert_close(y, expected[:, 9:])
 
 
+@each_network
+def test_training_goes_on_from_a_past_of_inference_mode(name):
+    network, (text, rest) = build(name), pieces(6, 3)
+    gradients = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            _, past = network(text)
+        loss = network(rest, past)[0].square().sum()
+        gradients.append(torch.autograd.grad(loss, [*network.parameters()]))
+    torch.testing.assert_close(*gradients)
+
+
 def test_keys_and_values_stay_in_the_precision_of_autocast():
     network, text = build("TransformerXL").float().eval(), pieces(8, 1, 1)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
