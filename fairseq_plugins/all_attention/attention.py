@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from fairseq_plugins.segment_language_model.attention import (
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
 from fairseq_plugins.segment_language_model.network import SegmentLayer
-from fairseq_plugins.segment_language_model.past import KeyValues, LayerPast
+from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, LayerPast
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
 # is a separate sublayer.
@@ -201,6 +202,14 @@ class AllAttention(nn.Module):
         Returns (B, T, d); and, in inference, the keys and values of past and segment, else None.
         """
         check_past(x, past)
+        if isinstance(past, HiddenStates) and past.shortened:
+            width = max(group.width for group in positions.groups.groups)
+            if past.length < width:
+                warnings.warn(
+                    f"an attention span grew to {width} tokens at once, and the past has only "
+                    f"{past.length} of them: this segment sees less; let spans learn slower",
+                    stacklevel=2,
+                )
         query = scaled_heads(self.q_proj(x), self.head_dim)
         joint = self.persistent is not None and self.variant == JOINT
         attended, lse, keys_and_values = self._attend_to_context(

@@ -14,7 +14,7 @@ from fairseq_plugins.all_attention.network import (
     FEED_FORWARD,
     VARIANTS,
     AllAttentionNetwork,
-    Variant,
+    AllAttentionSettings,
     learned_spans,
 )
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
@@ -26,7 +26,7 @@ from fairseq_plugins.segment_language_model.model import (
     build_embedding,
     build_output,
     check_task,
-    layer_variant,
+    layer_settings,
     summarise,
 )
 from fairseq_plugins.segment_language_model.options import (
@@ -91,8 +91,8 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         _check_attention(cfg)
 
         seen = mem_len if cfg.same_length else cfg.attention_span
-        variant = Variant(
-            **layer_variant(cfg),
+        settings = AllAttentionSettings(
+            **layer_settings(cfg),
             persistent=str(cfg.persistent_variant),
             learned_spans=cfg.adaptive_span,
             span_ramp=cfg.span_ramp,
@@ -113,7 +113,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             cfg.attention_span,
             cfg.dropout,
             str(cfg.attention_kernel),
-            variant,
+            settings,
             positions,
             mem_len=mem_len,
             checkpoint_activations=cfg.checkpoint_activations,
@@ -126,7 +126,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"
         if cfg.persistent_vectors:
-            vectors += f" ({variant.persistent})"
+            vectors += f" ({settings.persistent})"
         summary = f"{summarise(cfg, mem_len)}, {kind} {seen}, {vectors}"
         model = cls(decoder, summary)
         attach_digest(model, task)

@@ -24,7 +24,7 @@ from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
     FeedForward,
-    LayerVariant,
+    LayerSettings,
     SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
@@ -34,7 +34,7 @@ VARIANTS = (*IN_ATTENTION, FEED_FORWARD)
 
 
 @dataclass(frozen=True)
-class Variant(LayerVariant):
+class AllAttentionSettings(LayerSettings):
     """What differs from the model of section 4: its ablations (5.3), and adaptive span with FFN.
 
     Args:
@@ -64,10 +64,9 @@ class AllAttentionNetwork(SegmentNetwork):
     position vectors.
 
     Args:
-        dropout: rate of the dropout of the attention's output; without a ``variant`` also of the
-            attention weights.
+        dropout: rate of the dropout of the sublayers' outputs and, by default, of the rest.
         kernel: "fast", or "plain" for higher derivatives and torch.func.
-        variant: what differs from the paper's model.
+        settings: what differs from the paper's model.
         positions: the vectors of the distances; None for new ones.
         mem_len: the number of tokens to keep as the past; ``span`` by default.
         options: further ones of :class:`.SegmentNetwork`.
@@ -82,46 +81,51 @@ class AllAttentionNetwork(SegmentNetwork):
         span: int,
         dropout: float = 0.0,
         kernel: str = "fast",
-        variant: Variant | None = None,
+        settings: AllAttentionSettings | None = None,
         positions: nn.Module | None = None,
         mem_len: int | None = None,
         **options: Any,
     ) -> None:
         check_sizes(1, num_layers=num_layers, num_heads=num_heads)
         check_sizes(0, persistent_vectors=persistent_vectors)
-        variant = Variant(attention_dropout=dropout) if variant is None else variant
-        separate = variant.persistent == FEED_FORWARD
-        context_heads = num_heads // 2 if variant.persistent == HEAD_SPLIT else num_heads
+        settings = AllAttentionSettings() if settings is None else settings
+        separate = settings.persistent == FEED_FORWARD
+        context_heads = num_heads // 2 if settings.persistent == HEAD_SPLIT else num_heads
+        attention_rate, inner_rate = (
+            dropout if rate is None else rate
+            for rate in (settings.attention_dropout, settings.activation_dropout)
+        )
         layers = []
         for number in range(1, num_layers + 1):
-            learned = variant.span_ramp, variant.span_init, variant.span_epsilon
+            learned = settings.span_ramp, settings.span_init, settings.span_epsilon
             attention = AllAttention(
                 embed_dim,
                 num_heads,
                 # a token's context excludes the token itself (section 4.3)
-                Window(1, span if variant.seen is None else variant.seen),
-                variant.attention_dropout,
+                Window(1, span if settings.seen is None else settings.seen),
+                attention_rate,
                 0 if separate else persistent_vectors,
-                JOINT if separate else variant.persistent,
-                AdaptiveSpan(context_heads, span, *learned) if variant.learned_spans else None,
+                JOINT if separate else settings.persistent,
+                AdaptiveSpan(context_heads, span, *learned) if settings.learned_spans else None,
                 kernel,
             )
             feed_forward: nn.Module | None = None
             if separate:
-                rate = variant.attention_dropout
-                feed_forward = SoftmaxFeedForward(persistent_vectors, embed_dim, rate, kernel)
-            elif variant.ffn_dim:
-                inner_dropout = nn.Dropout(variant.activation_dropout)
-                feed_forward = FeedForward(embed_dim, variant.ffn_dim, inner_dropout)
+                feed_forward = SoftmaxFeedForward(
+                    persistent_vectors, embed_dim, attention_rate, kernel
+                )
+            elif settings.ffn_dim:
+                inner_dropout = nn.Dropout(inner_rate)
+                feed_forward = FeedForward(embed_dim, settings.ffn_dim, inner_dropout)
             parts = embed_dim, attention, feed_forward, nn.Dropout(dropout)
-            layers.append(variant.build_layer(number, *parts))
+            layers.append(settings.build_layer(number, *parts))
         if positions is None:
-            positions = LearnedRelativePositions(span, embed_dim // num_heads, variant.clamp_len)
+            positions = LearnedRelativePositions(span, embed_dim // num_heads, settings.clamp_len)
         super().__init__(
             layers,
             span if mem_len is None else mem_len,
             positions,
-            layer_norm=variant.build_final_norm(embed_dim),
+            layer_norm=settings.build_final_norm(embed_dim),
             share=group_heads,
             **options,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 # stands for a space among characters
 BLANK = "\u2581"
+_CODE = re.compile("<U[+]([0-9A-F]{4,6})>")
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
@@ -97,7 +98,8 @@ class Characters:
 
     def decode(self, symbols: list[str]) -> str:
         """Return the line of some symbols."""
-        return "".join(self.characters.get(symbol, symbol) for symbol in symbols)
+        line = "".join(self.characters.get(symbol, symbol) for symbol in symbols)
+        return _CODE.sub(lambda code: chr(int(code[1], 16)), line)
 
 
 def _code(character: str) -> str:

@@ -135,9 +135,9 @@ def score_batches(
 class Hypothesis(NamedTuple):
     """A continuation or translation that fairseq's generator found.
 
-    ``score`` is the sum of ``log_probs``, divided by their number to the power of the length
-    penalty. The last of ``log_probs`` belongs to the final ``</s>``; it is 0 if the length ended
-    the text.
+    ``score`` is the sum of ``log_probs``, divided by the number of symbols to the power of the
+    length penalty. The last of ``log_probs`` belongs to the final ``</s>``, which counts as a
+    symbol; in running text, which its length ends, it is 0 and does not count.
     """
 
     text: str

@@ -129,10 +129,13 @@ def choose_prefixes(
     if prefix_tokens is None:
         prefix_tokens = sample["target"] if "target" in sample else source[:, 1:]
     longest = prefix_tokens.size(1)
-    if longest >= generator.longest(source.size(1)):
+    if longest >= (most := generator.longest(source.size(1))):
+        limit = f"--max-len-b is {generator.most[1]}, and the model has positions for {most} tokens"
+        if most < generator.max_len - 1:
+            limit = f"--max-len-b is {generator.most[1]}, which you can raise"
         raise ValueError(
-            f"--max-len-b is {generator.most[1]}: prompts of {longest} tokens, which count too, "
-            "leave nothing to generate; raise it, or cut the prompts with --prefix-size"
+            f"{limit}: prompts of {longest} tokens, which count too, leave nothing to generate; "
+            "cut them with --prefix-size"
         )
     if prefix_tokens.eq(dictionary.eos()).any() and not generator.running_text:
         raise ValueError(
@@ -153,6 +156,8 @@ class PromptGenerator(SequenceGenerator):
         options: fairseq's; the greatest lengths count prompts, ``min_len`` what follows them.
     """
 
+    model: Any  # has read the prompts that are being continued
+
     def __init__(
         self,
         models: list[BaseFairseqModel],
@@ -169,6 +174,7 @@ class PromptGenerator(SequenceGenerator):
         self.running_text = running_text
         self.no_repeat_ngram_size = no_repeat_ngram_size
         self.most, self.least = (self.max_len_a, self.max_len_b), self.min_len
+        self.repeat_ngram_blocker: Any = None
         if running_text:
             # the end is a further symbol, which no text has
             self.eos = self.vocab_size
@@ -220,6 +226,8 @@ class PromptGenerator(SequenceGenerator):
         for prompt, scores, row in zip(prompts, self.model.prompt_scores, rows, strict=True):
             whole = (self._join(prompt, scores, hypothesis) for hypothesis in row)
             hypotheses.append(sorted(whole, key=lambda one: -float(one["score"])))
+        # pasts take much memory
+        self.model, self.repeat_ngram_blocker = None, None
         return hypotheses
 
     def _join(

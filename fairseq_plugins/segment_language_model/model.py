@@ -259,9 +259,9 @@ def build_output(
     return output
 
 
-def layer_variant(cfg: SegmentLanguageModelConfig) -> dict[str, Any]:
-    """Return the arguments of a :class:`.LayerVariant`."""
-    variant = {
+def layer_settings(cfg: SegmentLanguageModelConfig) -> dict[str, Any]:
+    """Return the arguments of a :class:`.LayerSettings`."""
+    settings = {
         "attention_dropout": cfg.attention_dropout,
         "activation_dropout": cfg.activation_dropout,
         "clamp_len": cfg.clamp_len,
@@ -272,10 +272,10 @@ def layer_variant(cfg: SegmentLanguageModelConfig) -> dict[str, Any]:
     }
     if not cfg.memory_layers:
         warn_without_memories(cfg, "memory_layers")
-        return variant
+        return settings
     from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder
 
-    return variant | {"memory": MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)}
+    return settings | {"memory": MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)}
 
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:

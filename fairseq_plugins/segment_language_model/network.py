@@ -99,7 +99,10 @@ class SegmentLayer(nn.Module):
         if next_past is None:
             # the layer's input, so that projections and normalisation learn from the past too
             earlier = past if isinstance(past, HiddenStates) else HiddenStates(())
-            next_past = earlier.extended(x).last(self.self_attn.max_past(positions, x.size(1)))
+            next_past = earlier.extended(x)
+            seen = next_past.last(self.self_attn.max_past(positions, x.size(1)))
+            if seen is not next_past:
+                next_past = HiddenStates(seen.parts, shortened=True)
         x = self._add(x, attended, self.self_attn_layer_norm)
         for sublayer, layer_norm in (
             (self.feed_forward, self.final_layer_norm),
@@ -116,20 +119,21 @@ class SegmentLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class LayerVariant:
+class LayerSettings:
     """How layers of both papers may differ from the published ones.
 
     Args:
-        attention_dropout: rate of the attention weights' dropout.
-        activation_dropout: rate of the dropout of a feed-forward sublayer's inner activations.
+        attention_dropout: rate of the attention weights' dropout; None for the published choice.
+        activation_dropout: rate of the dropout of a feed-forward sublayer's inner activations; None
+            for that of the sublayers' outputs.
         clamp_len: larger distances count as this one.
         normalize_before: ``x + sublayer(LN(x))``, and, with ``final_norm``, LN at the end.
         memory: builds the product-key memory of a layer, by its number from 1, or None.
         memory_interleave: memories follow feed-forward sublayers instead of replacing them.
     """
 
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
+    attention_dropout: float | None = None
+    activation_dropout: float | None = None
     clamp_len: int | None = None
     normalize_before: bool = False
     final_norm: bool = True

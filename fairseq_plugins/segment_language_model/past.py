@@ -48,9 +48,11 @@ class HiddenStates:
     """Inputs of a layer, detached: ``parts`` along the text, each (B, S_i, d).
 
     A new segment is a new part, so that pasts share the tensors of the tokens that they share.
+    ``shortened`` says that a layer dropped earlier tokens because it did not see them.
     """
 
     parts: tuple[Tensor, ...]
+    shortened: bool = False
 
     @property
     def hidden(self) -> Tensor:
@@ -75,10 +77,12 @@ class HiddenStates:
 
     def extended(self, x: Tensor) -> HiddenStates:
         """Return the states with those of a new segment, (B, T, d), at the end."""
-        return HiddenStates((*self.parts, x.detach()))
+        return HiddenStates((*self.parts, x.detach()), self.shortened)
 
     def last(self, length: int) -> HiddenStates:
         """Return the last ``length`` tokens, or all if there are fewer."""
+        if length >= self.length:
+            return self
         parts: list[Tensor] = []
         for part in reversed(self.parts):
             size = min(part.size(1), length)
@@ -89,15 +93,15 @@ class HiddenStates:
 
     def select(self, order: Tensor) -> HiddenStates:
         """Return stream ``order[i]`` as stream i."""
-        return HiddenStates((self.hidden.index_select(0, order),))
+        return HiddenStates((self.hidden.index_select(0, order),), self.shortened)
 
     def whole(self) -> HiddenStates:
         """Return the states as one tensor."""
-        return HiddenStates((self.hidden,))
+        return HiddenStates((self.hidden,), self.shortened)
 
     def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
         """Return the states as one tensor in another dtype or on another device."""
-        return HiddenStates((self.hidden.to(*args, **kwargs),))
+        return HiddenStates((self.hidden.to(*args, **kwargs),), self.shortened)
 
 
 class _Buffers:

@@ -51,7 +51,10 @@ class PromptedModels(EnsembleModel):
             for model in models
         ]
         scores, following = zip(*map(self._read_prompts, self.readers), strict=True)
-        self.prompt_scores, self.following = _average(scores), _average(following)
+        self.prompt_scores = _average(scores)
+        # what follows the prompts, until the search takes it
+        self.following: Tensor | None = _average(following)
+        self.num_symbols = following[0].size(-1)
 
     def _read_prompts(self, reader: SegmentReader | TokenReader) -> tuple[Tensor, Tensor]:
         """Return a model's log-probabilities of the prompts (B, P), and after them (B, V)."""
@@ -65,7 +68,9 @@ class PromptedModels(EnsembleModel):
     def _tempered(self, log_probs: Tensor) -> Tensor:
         if self.temperature == 1:
             return log_probs  # to the last bit
-        return (log_probs / self.temperature).log_softmax(-1)
+        # the likeliest symbol's 0 stays 0, however low the temperature
+        below_best = log_probs - log_probs.amax(-1, keepdim=True)
+        return (below_best / self.temperature).log_softmax(-1)
 
     def forward_encoder(self, net_input: dict[str, Any]) -> PromptedModels:
         """Return the ensemble, for fairseq the encoder's output."""
@@ -74,7 +79,8 @@ class PromptedModels(EnsembleModel):
     def reorder_encoder_out(self, encoder_out: PromptedModels, order: Tensor) -> PromptedModels:
         """Make text ``order[i]`` text i."""
         self.tokens = self.tokens.index_select(0, order)
-        self.following = self.following.index_select(0, order)
+        if self.following is not None:
+            self.following = self.following.index_select(0, order)
         for reader in self.readers:
             reader.select(order)
         return self
@@ -88,12 +94,14 @@ class PromptedModels(EnsembleModel):
         Running text has a further symbol, its end: certain at the end, before it impossible.
         """
         if tokens.size(1) - 1 == self.end:
-            return F.pad(torch.full_like(self.following, -math.inf), (0, 1)), None
-        if tokens.size(1) > 1:
+            log_probs = torch.full((len(tokens), self.num_symbols), -math.inf, device=tokens.device)
+            return F.pad(log_probs, (0, 1)), None
+        following, self.following = self.following, None
+        if following is None:
             self.tokens = torch.cat([self.tokens, tokens[:, -1:]], dim=1)
             outputs = (next(reader.read(self.tokens)) for reader in self.readers)
-            self.following = _average([self._tempered(each)[:, -1] for each in outputs])
-        return F.pad(self.following, (0, 0 if self.end is None else 1), value=-math.inf), None
+            following = _average([self._tempered(each)[:, -1] for each in outputs])
+        return F.pad(following, (0, 0 if self.end is None else 1), value=-math.inf), None
 
 
 def _average(log_probs: Sequence[Tensor]) -> Tensor:
@@ -108,27 +116,31 @@ class SegmentReader:
 
     def __init__(self, model: BaseFairseqModel, segment: int) -> None:
         self.model, decoder = model, model.decoder
+        self.segment = segment
         self.recurrent = decoder.network.mem_len > 0
         # a model without recurrence sees as much as in training
-        self.segment = segment if self.recurrent else decoder.segment
         self.past_length = decoder.network.mem_len or decoder.segment - 1
         self.past: Past | None = None
 
     def read_prompts(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield log-probabilities (B, t, V) of what follows each of the ``tokens`` (B, T).
 
-        As in evaluation, a model without recurrence reads each segment by itself; the last one is
-        whole, so that what follows sees all of it.
+        As in evaluation, a model without recurrence reads each segment by itself. Then it reads the
+        last tokens once more, as many as in training, so that what follows sees all of them.
         """
-        length, start = tokens.size(1), 0
-        end = min(length, self.segment) if self.recurrent else (length - 1) % self.segment + 1
-        while start < length:
+        length = tokens.size(1)
+        for end in range(self.segment, length + self.segment, self.segment):
+            start, end = end - self.segment, min(length, end)
             if self.recurrent:
                 yield from self.read(tokens[:, :end], end - start)
             else:
                 self.past = None
                 yield from self.read(tokens[:, start:end], end - start)
-            start, end = end, min(length, end + self.segment)
+        seen = min(length, self.past_length + 1)
+        if not self.recurrent and (length - 1) % self.segment + 1 < seen:
+            self.past = None
+            *_, last = self.read(tokens[:, length - seen :], seen)
+            yield last[:, -1:]
 
     def read(self, tokens: Tensor, new: int = 1) -> Iterator[Tensor]:
         """Yield log-probabilities (R, t, V) of what follows each ``new`` one of ``tokens`` (R, T).

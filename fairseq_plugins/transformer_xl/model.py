@@ -20,7 +20,7 @@ from fairseq_plugins.segment_language_model.model import (
     build_embedding,
     build_output,
     check_task,
-    layer_variant,
+    layer_settings,
     summarise,
 )
 from fairseq_plugins.segment_language_model.options import (
@@ -36,7 +36,7 @@ from fairseq_plugins.transformer_xl.network import (
     POSITIONS,
     PositionEncoding,
     TransformerXL,
-    Variant,
+    TransformerXLSettings,
     dropout_class,
     initialise,
     memory_modules,
@@ -104,13 +104,11 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 
         # with same length, mem_len counts the token itself
         seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
-        segment = cfg.tokens_per_sample + cfg.extended_context
-        variant = Variant(
-            **layer_variant(cfg),
+        settings = TransformerXLSettings(
+            **layer_settings(cfg),
             positions=str(cfg.positions),
             window=Window(0, seen_before if cfg.same_length else UNLIMITED),
-            farthest=max(1, mem_len + segment - 1),
-            places=segment,
+            segment=cfg.tokens_per_sample + cfg.extended_context,
             separate_biases=cfg.untie_r,
             position_dropout=cfg.embed_dropout,
             locked_dropout=cfg.locked_dropout,
@@ -124,7 +122,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
             mem_len,
             cfg.dropout,
             str(cfg.attention_kernel),
-            variant,
+            settings,
             init_std=None,  # drawn below, with the embeddings and the output
             checkpoint_activations=cfg.checkpoint_activations,
             compiled_length=compiled_length(cfg),

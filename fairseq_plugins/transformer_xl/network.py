@@ -21,7 +21,7 @@ from fairseq_plugins.segment_language_model.attention import (
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
     FeedForward,
-    LayerVariant,
+    LayerSettings,
     SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -40,14 +40,14 @@ _ALL_EARLIER = Window(0)
 
 
 @dataclass(frozen=True)
-class Variant(LayerVariant):
+class TransformerXLSettings(LayerSettings):
     """What differs from the model of section 3: ablations (section 4.2), PTB's model, practice.
 
     Args:
-        positions: one of :data:`POSITIONS`.
+        positions: one of :data:`POSITIONS`. Those of places exclude recurrence; sinusoids of places
+            are for the caller to add (``absolute_positions.add_to_embeddings``).
         window: the distances that a token sees.
-        farthest: the farthest distance, for learned keys.
-        places: the number of places of a segment, for learned vectors of places.
+        segment: T, of which learned vectors of distances or places need to know.
         separate_biases: each layer has its own u and v.
         position_dropout: rate of the dropout of sinusoids.
         locked_dropout: drop the same elements at every token of a segment.
@@ -55,8 +55,7 @@ class Variant(LayerVariant):
 
     positions: str = "transformer-xl"
     window: Window = _ALL_EARLIER
-    farthest: int = 1
-    places: int = 1
+    segment: int | None = None
     separate_biases: bool = False
     position_dropout: float = 0.0
     locked_dropout: bool = False
@@ -68,6 +67,7 @@ class Sizes(NamedTuple):
     num_layers: int
     embed_dim: int
     num_heads: int
+    mem_len: int
 
 
 class PositionEncoding(NamedTuple):
@@ -78,20 +78,29 @@ class PositionEncoding(NamedTuple):
     """
 
     relative: bool
-    encode: Callable[[Sizes, Variant], nn.Module]
-    project: Callable[[Sizes, Variant], nn.Module | None] = lambda sizes, variant: None
+    encode: Callable[[Sizes, TransformerXLSettings], nn.Module]
+    project: Callable[[Sizes, TransformerXLSettings], nn.Module | None] = lambda sizes, settings: (
+        None
+    )
     biased: bool = False
 
 
-def _sinusoids(sizes: Sizes, variant: Variant) -> nn.Module:
-    rate = variant.position_dropout
-    dropout = dropout_class(variant.locked_dropout)(rate) if rate else None
-    return SinusoidalRelativePositions(sizes.embed_dim, variant.clamp_len, dropout)
+def _sinusoids(sizes: Sizes, settings: TransformerXLSettings) -> nn.Module:
+    rate = settings.position_dropout
+    dropout = dropout_class(settings.locked_dropout)(rate) if rate else None
+    return SinusoidalRelativePositions(sizes.embed_dim, settings.clamp_len, dropout)
 
 
-def _shaw_keys(sizes: Sizes, variant: Variant) -> nn.Module:
-    farthest = min(variant.farthest, variant.clamp_len or variant.farthest)
+def _shaw_keys(sizes: Sizes, settings: TransformerXLSettings) -> nn.Module:
+    farthest = max(1, sizes.mem_len + _segment(settings) - 1)
+    farthest = min(farthest, settings.clamp_len or farthest)
     return LearnedRelativeKeys(sizes.num_heads, farthest, sizes.embed_dim // sizes.num_heads)
+
+
+def _segment(settings: TransformerXLSettings) -> int:
+    if settings.segment is None:
+        raise ValueError(f"`segment` is None: positions {settings.positions!r} need its length")
+    return settings.segment
 
 
 POSITIONS = {
@@ -101,11 +110,11 @@ POSITIONS = {
         lambda sizes, _: RelativeKeyProjection(sizes.embed_dim, sizes.num_heads),
         biased=True,
     ),
-    "shaw": PositionEncoding(True, lambda _, variant: Distances(variant.clamp_len), _shaw_keys),
+    "shaw": PositionEncoding(True, lambda _, settings: Distances(settings.clamp_len), _shaw_keys),
     "learned-absolute": PositionEncoding(
         False,
-        lambda sizes, variant: LearnedAbsolutePositions(
-            sizes.num_layers, variant.places, sizes.embed_dim
+        lambda sizes, settings: LearnedAbsolutePositions(
+            sizes.num_layers, _segment(settings), sizes.embed_dim
         ),
     ),
     "sinusoidal-absolute": PositionEncoding(
@@ -122,10 +131,9 @@ class TransformerXL(SegmentNetwork):
 
     Args:
         ffn_dim: inner width of the feed-forward sublayers; 0 for none.
-        dropout: rate of the dropout of each sublayer's output; without a ``variant`` also of the
-            inner activations.
+        dropout: rate of the dropout of each sublayer's output and of the inner activations.
         kernel: "fast", or "plain" for higher derivatives and torch.func.
-        variant: what differs from the paper's model.
+        settings: what differs from the paper's model.
         init_std: standard deviation of the initial weights; None leaves those of the parts.
         options: further ones of :class:`.SegmentNetwork`.
     """
@@ -139,43 +147,47 @@ class TransformerXL(SegmentNetwork):
         mem_len: int,
         dropout: float = 0.0,
         kernel: str = "fast",
-        variant: Variant | None = None,
+        settings: TransformerXLSettings | None = None,
         init_std: float | None = INIT_STD,
         **options: Any,
     ) -> None:
         check_heads(embed_dim, num_heads)
         check_sizes(1, num_layers=num_layers)
         check_sizes(0, ffn_dim=ffn_dim)
-        variant = Variant(activation_dropout=dropout) if variant is None else variant
-        sizes, positions = Sizes(num_layers, embed_dim, num_heads), POSITIONS[variant.positions]
-        make_dropout = dropout_class(variant.locked_dropout)
+        settings = TransformerXLSettings() if settings is None else settings
+        if settings.positions not in POSITIONS:
+            known = ", ".join(POSITIONS)
+            raise ValueError(f"`positions` is {settings.positions!r}: there are {known}")
+        sizes = Sizes(num_layers, embed_dim, num_heads, mem_len)
+        positions = POSITIONS[settings.positions]
+        make_dropout = dropout_class(settings.locked_dropout)
+        inner_rate = dropout if settings.activation_dropout is None else settings.activation_dropout
         layers = []
         for number in range(1, num_layers + 1):
-            projection = positions.project(sizes, variant)
+            projection = positions.project(sizes, settings)
             # the other layers use those of the first
-            biased = positions.biased and (number == 1 or variant.separate_biases)
+            biased = positions.biased and (number == 1 or settings.separate_biases)
             attention = RelativeAttention(
                 embed_dim,
                 num_heads,
-                variant.window,
+                settings.window,
                 projection,
                 PositionBiases(num_heads, embed_dim // num_heads) if biased else None,
-                variant.attention_dropout,
+                settings.attention_dropout or 0.0,
                 kernel,
             )
             feed_forward = None
             if ffn_dim:
-                inner_dropout = make_dropout(variant.activation_dropout)
-                feed_forward = FeedForward(embed_dim, ffn_dim, inner_dropout)
+                feed_forward = FeedForward(embed_dim, ffn_dim, make_dropout(inner_rate))
             parts = embed_dim, attention, feed_forward, make_dropout(dropout)
-            layers.append(variant.build_layer(number, *parts))
-        encoding = positions.encode(sizes, variant)
+            layers.append(settings.build_layer(number, *parts))
+        encoding = positions.encode(sizes, settings)
         super().__init__(
             layers,
             mem_len,
             positions=encoding if positions.relative else None,
             absolute_positions=None if positions.relative else encoding,
-            layer_norm=variant.build_final_norm(embed_dim),
+            layer_norm=settings.build_final_norm(embed_dim),
             **options,
         )
         if init_std is not None:

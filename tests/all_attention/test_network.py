@@ -1,5 +1,7 @@
 """The network and the block of all-attention against the equations of section 4."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -53,6 +55,21 @@ def test_a_span_that_grows_in_an_update_sees_its_new_context(length, growth):
     span.value.data.fill_(growth / 100)
     y, _ = block(text[:, before:], past)
     torch.testing.assert_close(y, block(text)[0][:, before:])
+
+
+@pytest.mark.parametrize(("tokens", "warns"), [(8, False), (30, True)])
+def test_a_span_that_grows_beyond_the_past_warns(tokens, warns):
+    block = AllAttentionBlock(16, 4, 5, 100).double()
+    block.self_attn.span.ramp, past = 2, None
+    for segment in draw(2, 40).split(8, dim=1):
+        _, past = block(segment, past)
+    block.self_attn.span.value.data.fill_(tokens / 100)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        block(draw(2, 8), past.to(torch.float64))
+    assert [f"span grew to {tokens + 2} tokens" in str(one.message) for one in caught] == [
+        True
+    ] * warns
 
 
 @pytest.mark.parametrize("part", ["weights", "sublayer"])

@@ -11,6 +11,7 @@ import pytest
 from fairseq.data import Dictionary
 
 from fairseq_plugins import load
+from fairseq_plugins.python_interface.lines import Characters
 from scripts.prepare import _binarize, _characters, python_source, text, translation
 from tests import tiny
 from tests.end_to_end.commands import run_here
@@ -25,6 +26,12 @@ TEXT = "".join(
     for one in BLANKS
 )
 TEXT += "\n".join(["", "".join(BLANKS), " low\r", "", "\r", "\u00ab\u00a0lower\u00a0\u00bb\r", ""])
+
+
+def test_characters_are_decoded_as_they_were():
+    characters = Characters()
+    assert characters.decode(characters.encode(TEXT)) == TEXT
+    assert "<U+0009>" in characters.encode(TEXT)
 
 
 @pytest.fixture(autouse=True)

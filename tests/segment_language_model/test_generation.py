@@ -12,7 +12,7 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 from tests import tiny
 
 EOS = 2
-PROMPTS = [[5], [6, 7, 8, 9], [7, 8], [5, 6], [10] * 7]
+PROMPTS = [[5], [6, 7, 8, 9], [7, 8], [5, 6], [10] * 7, [9, 4], [9, 8, 7, 6]]
 
 
 def spanned():
@@ -23,6 +23,7 @@ def spanned():
 
 MODELS = {
     "recurrence": lambda: tiny.tiny_transformer_xl(mem_len=20),
+    "no recurrence": lambda: tiny.tiny_transformer_xl(mem_len=0),
     "short recurrence": lambda: tiny.tiny_transformer_xl(mem_len=2),
     "sinusoidal-absolute": lambda: tiny.tiny_transformer_xl(
         positions="sinusoidal-absolute", tokens_per_sample=20
@@ -195,8 +196,36 @@ def test_a_prompt_takes_a_call_for_each_segment_and_new_symbol(options, mem_len)
     )
     _, generator = build_generator([model], past_eos=True, max_len_b=33, **options)
     generator.continue_prompts(torch.full((1, 30), 5), torch.tensor([31]))
-    # </s> and 30 symbols in segments of 8; the last of 3 new symbols is not read
-    assert sorted(lengths) == [1, 1, 7, 8, 8, 8]
+    # </s> and 30 symbols in segments of 8; the last of 3 new symbols is not read; without
+    # recurrence, the last 8 symbols of the prompt are read once more
+    assert sorted(lengths) == [1, 1, 7, 8, 8, 8, *[8] * (mem_len == 0)]
+
+
+@pytest.mark.parametrize("options", [{"mem_len": 4}, {"mem_len": 0}], ids=str)
+def test_prompts_have_the_scores_of_an_evaluation(options):
+    model = tiny.tiny_transformer_xl(**options).double().eval()
+    prompt = tiny.text(19).tolist()
+    task, scorer = build_generator([model], score_reference=True)
+    text = torch.tensor([*prompt, EOS])
+    dataset = task.build_dataset_for_inference([text], [len(text)])
+    ((expected,),) = task.inference_step(scorer, [model], dataset.collater([dataset[0]]))
+    _, generator = build_generator([model], past_eos=True, max_len_b=21)
+    (hypothesis,) = generator.continue_prompts(torch.tensor([prompt]), torch.tensor([20]))[0]
+    scores = hypothesis["positional_scores"][:19]
+    assert_close(scores.float(), expected["positional_scores"][:19].float())
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40])
+def test_a_temperature_near_0_draws_the_likeliest_symbol(temperature):
+    model = tiny.tiny_transformer_xl(mem_len=20).eval()
+    prefix, length = torch.tensor([[5, 6]]), torch.tensor([3])
+    texts = [
+        build_generator([model], past_eos=True, **options)[1]
+        .continue_prompts(prefix, length)[0][0]["tokens"]
+        .tolist()
+        for options in ({"beam": 1}, {"sampling": True, "temperature": temperature})
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(("min_len", "new"), [(1, 0), (3, 3)])
