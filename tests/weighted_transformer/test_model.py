@@ -34,6 +34,12 @@ def test_the_variant_as_written_has_fairseqs_matrices_and_fewer_norms(attention)
     assert ours - plain == layers * (added - 2 * 2 * width)
 
 
+def test_branches_as_written_are_gated_by_alpha_alone():
+    model = tiny_weighted_transformer(branch_top_k=2, **AS_WRITTEN)
+    contributing = {(w.name, int(w().count_nonzero())) for w in weights_in(model)}
+    assert contributing == {("kappa", 4), ("alpha", 2)}
+
+
 @pytest.mark.parametrize("attention", ["encoder", "self"])
 def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
     options = {"branch_parameterization": "softmax", "branch_weights": "random", "branch_top_k": 2}
