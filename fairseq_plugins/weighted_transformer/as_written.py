@@ -20,11 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.weighted_transformer.branch_weights import (
-    BranchWeights,
-    WeightedLinear,
-    start_projection,
-)
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, WeightedLinear
 
 
 class BranchedFeedForward(nn.Module):
@@ -65,7 +61,9 @@ class FirstLayers(nn.Module):
 
     def __init__(self, embed_dim: int, ffn_dim: int, weights: BranchWeights) -> None:
         super().__init__()
-        out = start_projection(nn.Linear(embed_dim, embed_dim))
+        out = nn.Linear(embed_dim, embed_dim)
+        nn.init.xavier_uniform_(out.weight)
+        nn.init.zeros_(out.bias)
         first = nn.Linear(embed_dim, ffn_dim)
         self.out_weight, self.out_bias = out.weight, out.bias
         self.weight, self.bias = first.weight, first.bias

@@ -166,10 +166,3 @@ def scale_columns(x: Tensor, weights: Tensor) -> Tensor:
     """Return ``x`` (…, M·c) with the i-th c columns times weight i, in its own precision."""
     by_branch = x.view(*x.shape[:-1], len(weights), x.size(-1) // len(weights))
     return (by_branch * weights[:, None]).flatten(-2).to(x.dtype)
-
-
-def start_projection(out_proj: nn.Module) -> nn.Module:
-    """Return an output projection with the initial values of fairseq's attention."""
-    nn.init.xavier_uniform_(out_proj.weight)
-    nn.init.zeros_(out_proj.bias)
-    return out_proj

@@ -26,11 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
-from fairseq_plugins.weighted_transformer.branch_weights import (
-    BranchWeights,
-    WeightedLinear,
-    start_projection,
-)
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, WeightedLinear
 
 VARIANTS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
 
@@ -64,7 +60,8 @@ class Attention(nn.Module):
         # the initial values of fairseq's attention
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, 2**-0.5 if key_dim == embed_dim else 1.0)
-        start_projection(self.out_proj)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
 
     def forward(
         self,
@@ -86,14 +83,11 @@ class Attention(nn.Module):
                 new = self._split(project(key))
                 past[name] = torch.cat([past[name], new], 2) if name in past else new
         keys, values = past["keys"], past["values"]
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(queries.dtype)
         weights = None
         if need_weights:
             scores = (queries * queries.size(-1) ** -0.5) @ keys.mT
             if mask is not None:
-                visible = mask.dtype == torch.bool
-                scores = scores.masked_fill(~mask, -torch.inf) if visible else scores + mask
+                scores = scores.masked_fill(~mask, -torch.inf)
             weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float))
             heads = self.dropout(weights.to(scores.dtype)) @ values
         else:
@@ -114,7 +108,9 @@ class WeightedAttention(Attention):
 
     def __init__(self, embed_dim: int, kappa: BranchWeights, *args: Any, **options: Any) -> None:
         super().__init__(embed_dim, kappa.branches, *args, **options)
-        self.out_proj = start_projection(WeightedLinear(embed_dim, embed_dim, kappa))
+        self.out_proj = WeightedLinear(embed_dim, embed_dim, kappa)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
 
 
 class WeightedEncoderLayer(nn.Module):

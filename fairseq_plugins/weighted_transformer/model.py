@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, BranchWeights
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.fairseq_layers import (
     FairseqDecoderLayer,
     FairseqEncoderLayer,
@@ -106,17 +106,6 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             # iterating over the list itself may drop layers (--encoder-layerdrop)
             layers = list(stack.layers.children())
             schedule_branches(layers, getattr(stack.cfg, part).embed_dim, self.branch_options)
-
-    def train(self, mode: bool = True) -> "WeightedTransformer":
-        """Set training mode, unless evaluation would use other weights than are trained."""
-        replaced = self.branch_options.branch_weights
-        if mode and replaced != LEARNED:
-            raise ValueError(
-                f"--branch-weights is {replaced} in training, which would validate with other "
-                "weights than it learns: leave it out, and give it where the model is evaluated, "
-                "--model-overrides \"{'branch_weights': ...}\""
-            )
-        return super().train(mode)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check the variant; add equal κ and α to a plain transformer's weights, in place."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options
 from fairseq_plugins.weighted_transformer.branch_weights import (
+    LEARNED,
     SIMPLEX,
     BranchWeights,
     project_to_simplex,
@@ -58,18 +59,20 @@ class AdamWithBranchWeights(Adam):
     """fairseq's Adam; parameters with a :class:`BranchSchedule` follow it and are projected."""
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
-        scheduled: dict[BranchSchedule, list[nn.Parameter]] = {}
-        others = []
+        scheduled: dict[Any, list[nn.Parameter]] = {}
         for param in params:
             overrides = getattr(param, "optim_overrides", {}).get("optimizer", {})
-            schedule = overrides.get("branch_schedule")
-            if schedule is None:
-                others.append(param)
-            else:
-                scheduled.setdefault(schedule, []).append(param)
-        super().__init__(others, **options)
-        self.schedules = list(scheduled)
-        for weights in scheduled.values():
+            scheduled.setdefault(overrides.get("branch_schedule"), []).append(param)
+        super().__init__(scheduled.pop(None, []), **options)
+        self.schedules: list[BranchSchedule] = list(scheduled)
+        for schedule, weights in scheduled.items():
+            replaced = schedule.options.branch_weights
+            if replaced != LEARNED:
+                raise ValueError(
+                    f"--branch-weights is {replaced} in training, which would validate with other "
+                    "weights than it learns: leave it out, and give it where the model is "
+                    "evaluated, --model-overrides \"{'branch_weights': ...}\""
+                )
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:

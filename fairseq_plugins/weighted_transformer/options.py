@@ -92,27 +92,19 @@ class WeightedTransformerConfig(BranchOptions, TransformerOptions):
     amp: bool = II("oc.select:common.amp,false")
 
 
-# these options change what the same weights compute
-_VARIANT = {"branch_residual": VARIANTS, "branch_sum": SUMS}
-
-
 def encode_variant(options: BranchOptions) -> Tensor:
-    """Return a variant as a checkpoint stores it: the index of each option's value, (2,)."""
-    return torch.tensor([known.index(getattr(options, name)) for name, known in _VARIANT.items()])
+    """Return a variant as a checkpoint stores it: the indices of two options' values, (2,)."""
+    return torch.tensor([VARIANTS.index(options.branch_residual), SUMS.index(options.branch_sum)])
 
 
 def check_variant(ours: Tensor, theirs: Tensor) -> None:
     """Refuse a checkpoint of another variant; both come from :func:`encode_variant`."""
-    if torch.equal(ours, theirs):
-        return
-    words = [
-        " ".join(
-            f"{flag(name)} {known[index]}"
-            for (name, known), index in zip(_VARIANT.items(), variant.tolist(), strict=True)
+    if not torch.equal(ours, theirs):
+        variant, total = theirs.tolist()
+        raise ValueError(
+            f"the checkpoint was trained with --branch-residual {VARIANTS[variant]} "
+            f"--branch-sum {SUMS[total]}: give these"
         )
-        for variant in (ours, theirs)
-    ]
-    raise ValueError(f"{words[0]}, and the checkpoint was trained with {words[1]}: give these")
 
 
 def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:

@@ -34,9 +34,15 @@ def test_the_variant_as_written_has_fairseqs_matrices_and_fewer_norms(attention)
     assert ours - plain == layers * (added - 2 * 2 * width)
 
 
+def test_branches_as_written_are_gated_by_alpha_alone():
+    model = tiny_weighted_transformer(branch_top_k=2, **AS_WRITTEN)
+    contributing = {(w.name, int(w().count_nonzero())) for w in weights_in(model)}
+    assert contributing == {("kappa", 4), ("alpha", 2)}
+
+
 @pytest.mark.parametrize("attention", ["encoder", "self"])
 def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
-    options = {"branch_parameterization": "softmax", "branch_weights": "random", "branch_top_k": 2}
+    options = {"branch_parameterization": "softmax", "branch_top_k": 2}
     options |= {"branch_lr": 0.5, "branch_warmup_updates": 7, "freeze_branch_weights_after": 9}
     encoder = {"encoder_embed_dim": 24, "encoder_ffn_embed_dim": 36, "encoder_attention_heads": 3}
     decoder = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 3}
@@ -55,7 +61,6 @@ def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
         assert len(weights_in(stack)) == 2 * len(stack.layers)
         for weights in weights_in(stack):
             assert (weights.branches, weights.softmax, weights.top_k) == (branches, True, 2)
-            assert weights.outside_training == "random"
     model(**sentences())[0].sum().backward()
 
 
@@ -78,9 +83,9 @@ def test_models_take_the_options_of_fairseqs_transformer(variant, options):
 
 
 def test_training_refuses_other_weights_in_evaluation_than_it_learns():
-    model = tiny_weighted_transformer(branch_weights="random").eval()
+    model = tiny_weighted_transformer(branch_weights="random")
     with pytest.raises(ValueError, match=r"^--branch-weights is random .* --model-overrides "):
-        model.train()
+        AdamWithBranchWeights(model.parameters())
 
 
 def test_weights_that_are_not_learned_need_no_optimizer_of_their_own():
@@ -110,8 +115,7 @@ REFUSED = [
     # checkpoints
     (
         lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="branches"),
-        "--branch-residual sublayers --branch-sum branches, and the checkpoint was trained with "
-        "--branch-residual as-written --branch-sum one: give these",
+        "the checkpoint was trained with --branch-residual as-written --branch-sum one: give these",
     ),
     (lambda: load(tiny_plain_transformer()), "the checkpoint is a plain trans"),
     (lambda: load(tiny_plain_transformer(), **AS_WRITTEN), "the checkpoint is a plain transform"),
