@@ -18,6 +18,7 @@ from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, par
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import LazyAdamRule
 from fairseq_plugins.segment_language_model.network import Encoding
+from fairseq_plugins.segment_language_model.prompt_readers import SegmentReader
 from tests import tiny
 from tests.product_key_memory.layer import build_memory
 from tests.product_key_memory.tiny import (
@@ -203,9 +204,14 @@ def test_incremental_decoding_equals_a_full_pass(kind, position):
     if kind == "translation":
         source, lengths, _ = model_inputs(model, batch)
         options["encoder_out"] = model.encoder(source, src_lengths=lengths)
+    reader = SegmentReader(model, segment=9) if hasattr(model.decoder, "read") else None
     for end in range(1, 10):
-        step, _ = model.decoder(batch[:, :end], incremental_state=state, **options)
-        torch.testing.assert_close(step[:, -1], full[:, end - 1])
+        if reader is None:
+            step, _ = model.decoder(batch[:, :end], incremental_state=state, **options)
+            torch.testing.assert_close(step[:, -1], full[:, end - 1])
+        else:
+            (step,) = reader.read(batch[:, :end])
+            torch.testing.assert_close(step[:, -1], full[:, end - 1].log_softmax(-1))
 
 
 def train_once(kind, padding=0, **options):
