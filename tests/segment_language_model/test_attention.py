@@ -8,6 +8,7 @@ from fairseq_plugins.segment_language_model.attention import (
     KERNELS,
     PositionBiases,
     RelativeAttention,
+    choose_kernel,
     plain_attention,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import (
@@ -96,6 +97,11 @@ def test_kernels_are_equal(monkeypatch, queries, keys, window, clamp, sets, extr
         torch.testing.assert_close(no_grad, expected, **tolerance)
         if dtype == torch.float64:
             assert_same(actual, expected, wanted)
+
+
+def test_the_kernel_for_cpus_serves_no_other_device():
+    assert choose_kernel("fast", torch.device("cpu")) is KERNELS["fast"]
+    assert choose_kernel("fast", torch.device("meta")) is KERNELS["sdpa"]
 
 
 @pytest.mark.parametrize("attend", KERNELS.values(), ids=KERNELS)
