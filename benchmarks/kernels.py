@@ -5,14 +5,13 @@ Shapes: H heads, B streams, T queries, S keys, d_h head width, N tokens.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.measure import BF16, EVALUATION, TRAINING, Case, Model, Setting, Work
 from fairseq_plugins.modules import ProductKeyMemory, Window
-from fairseq_plugins.segment_language_model.attention import plain_attention
+from fairseq_plugins.segment_language_model.attention import plain_attention, sdpa_attention
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 
 HEADS, WIDTH = 8, 64
@@ -21,7 +20,7 @@ HEADS, WIDTH = 8, 64
 def attention_case(streams: int, queries: int, keys: int) -> Case:
     """Return a case of relative attention, forward and backward: B streams, T queries, S keys."""
 
-    def build(attention: Callable[..., tuple[Tensor, Any]], setting: Setting) -> Work:
+    def build(attention: Callable[..., Tensor], setting: Setting) -> Work:
         sizes = [(streams, queries), (streams, keys), (streams, keys), (keys + 1,)]
         sizes += [(streams, queries), (streams, queries)]
         drawn = [torch.randn(HEADS, *size, WIDTH) for size in sizes]
@@ -37,7 +36,7 @@ def attention_case(streams: int, queries: int, keys: int) -> Case:
 
         def turn() -> Tensor:
             with setting.precision():
-                attended, _ = attention(
+                attended = attention(
                     query, key, value, rel_keys, window, position_query=position_query
                 )
             return torch.autograd.grad(attended, leaves, grad.to(attended.dtype))[0]
@@ -46,6 +45,7 @@ def attention_case(streams: int, queries: int, keys: int) -> Case:
 
     models = {
         "fast": Model(partial(build, window_attention)),
+        "sdpa": Model(partial(build, sdpa_attention), same=True),
         "plain": Model(partial(build, plain_attention), same=True),
     }
     name = f"attention, {HEADS} heads, {queries} queries, {keys} keys"

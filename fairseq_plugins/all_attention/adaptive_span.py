@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.precision import Float32Module
@@ -33,12 +32,12 @@ _LEFT_OUT_AT_ONCE = 64
 class HeadGroup(NamedTuple):
     """The ``heads`` (H_g,), from 0, that are computed together; None for all heads in order.
 
-    They see up to ``width`` tokens, ramp included, and all see the nearest ``open`` with m = 1.
+    They see up to ``width`` tokens, ramp included; for the nearest ``unmasked`` all have m = 1.
     """
 
     heads: Tensor | None
     width: int
-    open: int
+    unmasked: int
 
     def select(self, per_head: Tensor) -> Tensor:
         """Return this group's entries, (H_g, …), of those of all heads, (H, …)."""
@@ -89,27 +88,14 @@ class AdaptiveSpan(Float32Module):
         return self.max_span * self.value.mean()
 
     def log_mask(self, group: HeadGroup) -> Tensor:
-        """Return log m for the distances ``group.width`` to ``group.open + 1``, (H_g, W)."""
+        """Return log m for the distances ``group.width`` to ``group.unmasked + 1``, (H_g, W)."""
         value = group.select(self.value)
         # x is 0 for the nearest key, at distance 1
-        x = torch.arange(group.width - 1, group.open - 1, -1, device=value.device)
+        x = torch.arange(group.width - 1, group.unmasked - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)
         seen = mask > 0
         # log(1) where m = 0: the infinite gradient of log(0) would get through torch.where
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
-
-    def add_epsilon(
-        self, attended: Tensor, masked: Tensor, unmasked: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Add ε Σ exp(s) to the sum by which ``attended`` (H, B, T, d_h) was divided.
-
-        ``masked`` and ``unmasked`` (H, B, T) are log Σ m·exp(s) and log Σ exp(s). Returns the
-        values, and the log of the new sum.
-        """
-        # both sums are 0 where a token sees nothing, and its output is 0, too
-        ratio = (masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon)
-        factor = torch.sigmoid(ratio).unsqueeze(-1)
-        return attended * factor.to(attended.dtype), masked - F.logsigmoid(ratio)
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
         """Return the spans with the function that keeps them, and optimizers' copies, in [0, 1]."""

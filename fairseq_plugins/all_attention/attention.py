@@ -25,7 +25,7 @@ from fairseq_plugins.all_attention.adaptive_span import (
     HeadGroups,
     read_head_groups,
 )
-from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
+from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.segment_language_model.attention import (
     check_heads,
     check_past,
@@ -185,7 +185,11 @@ class AllAttention(nn.Module):
         rel_keys = map_rows(lambda rows: rows.unsqueeze(0), encoding)
         if self.span is None:
             return SpannedPositions(rel_keys, groups, (None,))
-        return SpannedPositions(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
+        # no mask for distances that the window hides
+        hidden = [max(0, group.width - self.window.farthest) for group in groups.groups]
+        masks = map(self.span.log_mask, groups.groups)
+        log_masks = tuple(mask[:, far:] for mask, far in zip(masks, hidden, strict=True))
+        return SpannedPositions(rel_keys, groups, log_masks)
 
     def max_past(self, positions: SpannedPositions, length: int) -> int:
         """Return how many tokens before the next segment attention can use, after one of T."""
@@ -211,18 +215,11 @@ class AllAttention(nn.Module):
                     stacklevel=2,
                 )
         query = scaled_heads(self.q_proj(x), self.head_dim)
-        joint = self.persistent is not None and self.variant == JOINT
-        attended, lse, keys_and_values = self._attend_to_context(
+        joint = self.persistent() if self.persistent is not None and self.variant == JOINT else None
+        attended, keys_and_values = self._attend_to_context(
             query[: self.context_heads], x, positions, past, joint
         )
-        if self.persistent is not None and joint:
-            by_vectors, vectors_lse = self.persistent.attend(query, self._rate(), return_lse=True)
-            if self.span is not None and self.span.epsilon:
-                by_vectors, vectors_lse = self.span.add_epsilon(
-                    by_vectors, vectors_lse, vectors_lse
-                )
-            attended = merge_attentions(attended, lse, by_vectors, vectors_lse)
-        elif self.persistent is not None:
+        if self.persistent is not None and joint is None:
             attended = self._add_persistent(self.persistent, attended, query)
         return self.out_proj(merge_heads(attended)), keys_and_values
 
@@ -234,14 +231,14 @@ class AllAttention(nn.Module):
     ) -> Tensor:
         """Add persistent vectors' own attention to (H, B, T, d_h), or append its heads."""
         if self.variant == SINGLE_HEAD:
-            # (H, B, T, d_h) -> (1, B, T, d), divided by √d instead of √d_h
+            # one head of width d: (H, B, T, d_h) -> (1, B, T, d), divided by √d
             wide = merge_heads(query) / math.sqrt(query.size(0))
-            by_vectors, _ = persistent.attend(wide.unsqueeze(0), self._rate())
+            by_vectors = persistent.attend(wide.unsqueeze(0), self._rate())
             return attended + split_heads(by_vectors.squeeze(0), self.head_dim)
         if self.variant == HEAD_SPLIT:
-            by_vectors, _ = persistent.attend(query[self.context_heads :], self._rate())
+            by_vectors = persistent.attend(query[self.context_heads :], self._rate())
             return torch.cat([attended, by_vectors])
-        return attended + persistent.attend(query, self._rate())[0]
+        return attended + persistent.attend(query, self._rate())
 
     def _attend_to_context(
         self,
@@ -249,58 +246,47 @@ class AllAttention(nn.Module):
         x: Tensor,
         positions: SpannedPositions,
         past: LayerPast | None,
-        return_lse: bool,
-    ) -> tuple[Tensor, Tensor | None, GroupedKeyValues | None]:
+        persistent: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, GroupedKeyValues | None]:
         """Let each group of heads attend to the tokens of past and segment within its span.
 
-        Returns values (H, B, T, d_h), the log-sum-exp (H, B, T) of the masked scores, and the past.
+        ``persistent`` are further keys and values, each (H, N, d_h). Returns (H, B, T, d_h), and
+        the past.
         """
-        attended, lses, next_past = [], [], []
-        for number, group in enumerate(positions.groups.groups):
-
-            def project(tokens: Tensor, group: HeadGroup = group) -> tuple[Tensor, Tensor]:
-                keys = self.k_proj(tokens, group, self.context_heads)
-                return keys, self.v_proj(tokens, group, self.context_heads)
-
-            group_past: Any = past.groups[number] if isinstance(past, GroupedKeyValues) else past
-            keys, values, extended = extend_keys_and_values(
-                project, x, group_past, is_inference(self), group.width
+        groups, order = positions.groups
+        pasts: Sequence[Any] = [past] * len(groups)
+        if isinstance(past, GroupedKeyValues):
+            pasts = past.groups
+        attend, attended, extended = choose_kernel(self.kernel, x.device), [], []
+        for group, log_mask, group_past in zip(groups, positions.log_masks, pasts, strict=True):
+            keys, values, keys_and_values = extend_keys_and_values(
+                functools.partial(self._project, group=group),
+                x,
+                group_past,
+                is_inference(self),
+                group.width,
             )
-            farthest = min(group.width, self.window.farthest)
-            log_mask = positions.log_masks[number]
-            if log_mask is not None:
-                # no mask for distances that the window hides
-                log_mask = log_mask[:, group.width - farthest :]
-            attend = functools.partial(
-                choose_kernel(self.kernel),
+            group_attended = attend(
                 group.select(query),
                 keys,
                 values,
                 positions.rel_keys,
-                Window(self.window.nearest, farthest),
-            )
-            span = self.span if self.span is not None and self.span.epsilon else None
-            group_values, lse = attend(
-                dropout=self._rate(),
+                Window(self.window.nearest, min(group.width, self.window.farthest)),
+                self._rate(),
                 distance_bias=log_mask,
-                return_lse=return_lse or span is not None,
+                persistent=None if persistent is None else tuple(map(group.select, persistent)),
+                epsilon=0.0 if self.span is None else self.span.epsilon,
             )
-            if span is not None:
-                _, unmasked_lse = attend(return_lse=True)
-                group_values, lse = span.add_epsilon(group_values, lse, unmasked_lse)
-            attended.append(group_values)
-            lses.append(lse)
-            if extended is not None:
-                next_past.append(extended.last(group.width))
-        joined = GroupedKeyValues(tuple(next_past)) if next_past else None
-        order = positions.groups.order
-        if order is None:
-            return attended[0], lses[0], joined
-        return (
-            torch.cat(attended).index_select(0, order),
-            torch.cat(lses).index_select(0, order) if return_lse else None,
-            joined,
-        )
+            attended.append(group_attended)
+            if keys_and_values is not None:
+                extended.append(keys_and_values.last(group.width))
+        joined = attended[0] if order is None else torch.cat(attended).index_select(0, order)
+        return joined, GroupedKeyValues(tuple(extended)) if extended else None
+
+    def _project(self, tokens: Tensor, group: HeadGroup) -> tuple[Tensor, Tensor]:
+        """Map (B, T, d) to keys and values of the group's heads, each (H_g, B, T, d_h)."""
+        keys = self.k_proj(tokens, group, self.context_heads)
+        return keys, self.v_proj(tokens, group, self.context_heads)
 
 
 def group_heads(layers: Sequence[SegmentLayer]) -> list[HeadGroups]:

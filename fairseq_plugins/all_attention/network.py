@@ -65,7 +65,7 @@ class AllAttentionNetwork(SegmentNetwork):
 
     Args:
         dropout: rate of the dropout of the sublayers' outputs and, by default, of the rest.
-        kernel: "fast", or "plain" for higher derivatives and torch.func.
+        kernel: "fast", "sdpa", or "plain" for higher derivatives and torch.func.
         settings: what differs from the paper's model.
         positions: the vectors of the distances; None for new ones.
         mem_len: the number of tokens to keep as the past; ``span`` by default.

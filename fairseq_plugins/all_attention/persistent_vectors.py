@@ -39,35 +39,14 @@ class PersistentVectors(nn.Module):
         """Return keys and values, each (H, N, d_h)."""
         return self.key_scale * self.keys, self.value_scale * self.values
 
-    def attend(
-        self, query: Tensor, dropout: float, return_lse: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from queries (H, B, T, d_h), divided by √d_h, to their heads' vectors."""
+    def attend(self, query: Tensor, dropout: float) -> Tensor:
+        """Attend from queries (H, B, T, d_h), divided by √d_h, to their heads' vectors alone."""
         keys, values = self()
         # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
         queries = query.flatten(1, 2).unsqueeze(1)
-        attended, lse = choose_kernel(self.kernel)(
-            queries,
-            keys.unsqueeze(1),
-            values.unsqueeze(1),
-            None,
-            EVERY_KEY,
-            dropout,
-            return_lse=return_lse,
-        )
-        return attended.view(query.shape), None if lse is None else lse.view(query.shape[:3])
-
-
-def merge_attentions(
-    attended: Tensor, lse: Tensor, other_attended: Tensor, other_lse: Tensor
-) -> Tensor:
-    """Merge the results of two softmaxes into that of one over both sets of keys (equation 13).
-
-    Each has values (H, B, T, d_h) and the log-sum-exp of its scores, (H, B, T). Only the first set
-    may be empty, with -∞.
-    """
-    other_share = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(attended.dtype)
-    return torch.lerp(attended, other_attended, other_share)
+        attend = choose_kernel(self.kernel, query.device)
+        vectors = keys.unsqueeze(1), values.unsqueeze(1)
+        return attend(queries, *vectors, None, EVERY_KEY, dropout).view(query.shape)
 
 
 class SoftmaxFeedForward(nn.Module):
@@ -87,4 +66,4 @@ class SoftmaxFeedForward(nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map (B, T, d) to (B, T, d); padding is computed like any token."""
         query = (x / math.sqrt(x.size(-1))).unsqueeze(0)
-        return self.persistent.attend(query, self.dropout if self.training else 0.0)[0].squeeze(0)
+        return self.persistent.attend(query, self.dropout if self.training else 0.0).squeeze(0)

@@ -4,11 +4,12 @@ Transformer-XL, section 3.3 and appendix B; all-attention, section 3.
 
 Shapes: B streams, H heads, T tokens of the segment (queries), S keys (past and segment), D
 distances, F distances beyond a clamp, G sets of relative keys (1 for all heads, or H), W distances
-with a bias, d model width, d_h = d / H.
+with a bias, N persistent vectors, d model width, d_h = d / H.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention_blocks import (
+    EVERY_KEY,
     UNLIMITED,
     Clamped,
     Window,
@@ -39,12 +41,15 @@ def plain_attention(
     dropout: float = 0.0,
     position_query: Tensor | None = None,
     distance_bias: Tensor | None = None,
-    return_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    persistent: tuple[Tensor, Tensor] | None = None,
+    epsilon: float = 0.0,
+    fused: bool = False,
+) -> Tensor:
     """Attend from each query to the keys in its window, in differentiable operations.
 
     The score of query t for the key at distance x is ``c_t·k_{t-x} + q_t·p_x + bias_x``, where c
-    is the projected query plus u, and q the projected query plus v (section 3.3).
+    is the projected query plus u, and q the projected query plus v (section 3.3); for a persistent
+    key m it is ``c_t·m``. One softmax covers them all (all-attention, equation 13).
 
     Args:
         query: c, (H, B, T, d_h), divided by √d_h.
@@ -57,41 +62,82 @@ def plain_attention(
         position_query: q, shaped like ``query``; None if it equals c.
         distance_bias: (H, W), -∞ allowed, for the distances from ``window.farthest`` down; needs
             ``rel_keys``.
-        return_lse: also return log Σ exp(score), (H, B, T).
+        persistent: further keys and values that every query sees, each (H, N, d_h).
+        epsilon: ε, added to the sum of exp(score), relative to that sum without ``distance_bias``
+            (the published code of adaptive spans).
+        fused: use PyTorch's attention, with the scores by distance as its bias, which stores no
+            weights for the gradient; ignored with ``epsilon``, which needs the weights' sums.
 
-    Returns (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp or None.
+    Returns (H, B, T, d_h), zero for a query that sees nothing.
     """
-    rows = rows_by_distance(keys, rel_keys, distance_bias)
-    position_query = query if position_query is None else position_query.to(query.dtype)
-    keys, values = keys.to(query.dtype), values.to(query.dtype)
-    num_queries, num_keys = query.size(2), keys.size(2)
+    num_persistent = 0 if persistent is None else persistent[0].size(1)
+    places = query, keys, rel_keys, window, position_query, num_persistent
+    # the first tokens of a stream may see nothing
+    unseeing = window.nearest - (keys.size(2) - query.size(2)) if persistent is None else 0
     with torch.autocast(query.device.type, enabled=False):
-        # (H, B, T, d_h) x (H, B, d_h, S) -> (H, B, T, S)
-        scores = query @ keys.mT
-        if rows is not None:
-            # the distances from S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
-            rows = rows.to(query.dtype)[:, max(0, rows.size(1) - num_keys - 1) :]
-            far = num_keys + 1 - rows.size(1)
-            # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
-            by_distance = position_query @ rows.unsqueeze(1).mT
-            if far > 0:
-                # distances beyond the clamp use the first row's score: -> (H, B, T, S + 1)
-                first_row = by_distance[..., :1].expand(-1, -1, -1, far)
-                by_distance = torch.cat([first_row, by_distance], dim=-1)
-            if distance_bias is not None:
-                bias = _over_distances(distance_bias, window.farthest, num_keys)
-                by_distance = by_distance + bias[:, None, None].to(query.dtype)
-            # from one column per distance, S - 1 to -1, to one column per key
-            scores = scores + rel_shift(by_distance, num_keys)
-        hidden = hidden_by_window(num_keys - num_queries, num_queries, num_keys, window, scores)
-        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-        blind = hidden.all(-1)  # the first tokens of a stream may see nothing
-        weights = scores.softmax(-1).masked_fill(blind.unsqueeze(-1), 0.0)
-        attended = F.dropout(weights, dropout) @ values
-        if not return_lse:
-            return attended, None
-        lse = scores.to(torch.promote_types(scores.dtype, torch.float32)).logsumexp(-1)
-        return attended, lse.masked_fill(blind, -torch.inf)
+        bias = _score_bias(*places, distance_bias)
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
+        if persistent is not None:
+            # streams share the vectors: (H, N, d_h) -> (H, B, N, d_h)
+            vectors = (x.unsqueeze(1).expand(-1, keys.size(1), -1, -1) for x in persistent)
+            more_keys, more_values = (x.to(query.dtype) for x in vectors)
+            keys, values = torch.cat([keys, more_keys], 2), torch.cat([values, more_values], 2)
+        if fused and not epsilon:
+            attended = F.scaled_dot_product_attention(query, keys, values, bias, dropout, scale=1.0)
+        else:
+            # (H, B, T, d_h) x (H, B, d_h, S + N) -> (H, B, T, S + N)
+            products = query @ keys.mT
+            scores = products if bias is None else products + bias
+            weights = scores.softmax(-1)
+            if epsilon:
+                whole = _log_sum_exp(products + _score_bias(*places, None))
+                log_ratio = _log_sum_exp(scores) - whole - math.log(epsilon)
+                weights = weights * torch.sigmoid(log_ratio).to(weights.dtype)
+            attended = F.dropout(weights, dropout) @ values
+    if unseeing > 0:
+        attended = F.pad(attended[:, :, unseeing:], (0, 0, min(unseeing, query.size(2)), 0))
+    return attended
+
+
+def _score_bias(
+    query: Tensor,
+    keys: Tensor,
+    rel_keys: Tensor | Clamped | None,
+    window: Window,
+    position_query: Tensor | None,
+    num_persistent: int,
+    distance_bias: Tensor | None,
+) -> Tensor | None:
+    """Return what places add to the scores: (H, B, T, S + N), or (T, S + N) without ``rel_keys``.
+
+    It is 0 for persistent keys, and negligible outside the window; None if it is 0 for all keys.
+    """
+    if window == EVERY_KEY:
+        return None
+    num_queries, num_keys = query.size(2), keys.size(2)
+    rows = rows_by_distance(keys, rel_keys, distance_bias)
+    if rows is None:
+        bias = query.new_zeros(num_queries, num_keys)
+    else:
+        # the distances from S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
+        rows = rows.to(query.dtype)[:, max(0, rows.size(1) - num_keys - 1) :]
+        far = num_keys + 1 - rows.size(1)
+        position_query = query if position_query is None else position_query.to(query.dtype)
+        # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
+        by_distance = position_query @ rows.unsqueeze(1).mT
+        if far > 0:
+            # distances beyond the clamp use the first row's score: -> (H, B, T, S + 1)
+            first_row = by_distance[..., :1].expand(-1, -1, -1, far)
+            by_distance = torch.cat([first_row, by_distance], dim=-1)
+        if distance_bias is not None:
+            beside = _over_distances(distance_bias, window.farthest, num_keys)
+            by_distance = by_distance + beside[:, None, None].to(query.dtype)
+        # from one column per distance, S - 1 to -1, to one column per key
+        bias = rel_shift(by_distance, num_keys)
+    hidden = hidden_by_window(num_keys - num_queries, num_queries, num_keys, window, query)
+    # half of the least number: no score brings it to -∞, which could make a whole row NaN
+    bias = bias.masked_fill(hidden, torch.finfo(query.dtype).min / 2)
+    return F.pad(bias, (0, num_persistent)) if num_persistent else bias
 
 
 def _over_distances(distance_bias: Tensor, farthest: int, num_keys: int) -> Tensor:
@@ -101,14 +147,27 @@ def _over_distances(distance_bias: Tensor, farthest: int, num_keys: int) -> Tens
     return F.pad(bias, (max(0, beyond), num_keys + 1 - max(0, beyond) - bias.size(1)))
 
 
-KERNELS = {"fast": window_attention, "plain": plain_attention}
+def _log_sum_exp(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).logsumexp(-1, keepdim=True)
 
 
-def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Return the kernel of this name; torch.compile needs the plain one."""
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "fast": window_attention,
+    "sdpa": functools.partial(plain_attention, fused=True),
+    "plain": plain_attention,
+}
+
+
+def choose_kernel(kernel: str, device: torch.device | None = None) -> Callable[..., Tensor]:
+    """Return what computes attention on a device, by the name of a kernel.
+
+    "fast" is written by hand for CPUs; on other devices it means "sdpa", compiled "plain".
+    """
     if kernel not in KERNELS:
         raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
-    return KERNELS["plain" if torch.compiler.is_compiling() else kernel]
+    if kernel == "fast" and device is not None and device.type != "cpu":
+        return KERNELS["sdpa"]
+    return KERNELS["plain" if kernel == "fast" and torch.compiler.is_compiling() else kernel]
 
 
 class RelativePositions(NamedTuple):
@@ -217,7 +276,7 @@ class RelativeAttention(nn.Module):
             return split_heads(keys, self.head_dim), split_heads(values, self.head_dim)
 
         keys, values, keys_and_values = extend_keys_and_values(project, x, past, is_inference(self))
-        attended, _ = choose_kernel(self.kernel)(
+        attended = choose_kernel(self.kernel, x.device)(
             content_query,
             keys,
             values,

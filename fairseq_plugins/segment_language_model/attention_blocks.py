@@ -7,17 +7,16 @@ in a block: C queries that see at most K keys, F distances beyond a clamp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # Wide blocks compute more hidden scores; narrow blocks have small products. A CPU's caches hold the
-# scores of 64 queries, or of 128 in bf16 with fused attention; a GPU needs more work per kernel.
+# scores of 64 queries, or of 128 in bf16 with fused attention.
 QUERY_BLOCK = 64
 QUERY_BLOCK_FUSED_BF16 = 128
-QUERY_BLOCK_ON_GPU = 512
 
 # farther than any text; torch.compile accepts no larger number
 UNLIMITED = 2**31 - 1
@@ -57,10 +56,10 @@ def rows_by_distance(
             raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
         return None
     if isinstance(rel_keys, Clamped):
-        rows, least = rel_keys.rows, 1
+        rows, needed = rel_keys.rows, 1
     else:
-        rows, least = rel_keys, keys.size(2) + 1
-    if rows.size(1) < least:
+        rows, needed = rel_keys, keys.size(2) + 1
+    if rows.size(1) < needed:
         raise ValueError(
             f"`rel_keys` has {rows.size(1)} distances: {keys.size(2)} keys take one more than "
             "there are keys, down to distance -1, or at least one where they are Clamped"
@@ -90,6 +89,11 @@ class Block(NamedTuple):
         """Return the block's part (H, B, K, d_h) of a tensor (H, B, S, d_h)."""
         return tensor.narrow(2, self.first, self.keys)
 
+    def select_rows(self, by_query: Sequence[Tensor], by_key: Sequence[Tensor]) -> list[Tensor]:
+        """Return the block's parts of queries and of keys as (H·B, C or K, d_h)."""
+        parts = [*map(self.select_queries, by_query), *map(self.select_keys, by_key)]
+        return [part.flatten(0, 1) for part in parts]
+
     def select_distances(self, rel_keys: Tensor) -> Tensor:
         """Return the rows (G, K + 1 - F, d_h) for the block's distances, which fall to -1."""
         start = rel_keys.size(1) - 1 - self.offset - self.queries
@@ -111,21 +115,24 @@ def split_into_blocks(
 ) -> Iterator[Block]:
     """Yield blocks of the queries (H, B, T, d_h), first to last, with the keys that they see.
 
-    Fused attention stores only a block's scores by distance, so its blocks may be wider.
+    Queries that see no key are in no block. Fused attention stores only a block's scores by
+    distance, so its blocks may be wider.
     """
-    queries, remembered = query.size(2), keys.size(2) - query.size(2)
-    least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU
+    num_queries, past = query.size(2), keys.size(2) - query.size(2)
+    smallest = QUERY_BLOCK
     if fused and window == EVERY_KEY:
-        least = max(1, queries)
+        smallest = max(1, num_queries)
     elif fused and query.dtype == torch.bfloat16:
-        least = QUERY_BLOCK_FUSED_BF16
+        smallest = QUERY_BLOCK_FUSED_BF16
+    # the first tokens of a stream may see nothing
+    seeing = num_queries - min(num_queries, max(0, window.nearest - past))
     # equal sizes: a small last block would take as long as a full one
-    block = max(1, -(-queries // max(1, queries // least)))
-    for start in range(0, queries, block):
-        size = min(block, queries - start)
-        position = remembered + start
+    block = max(1, -(-seeing // max(1, seeing // smallest)))
+    for start in range(num_queries - seeing, num_queries, block):
+        size = min(block, num_queries - start)
+        position = past + start
         first = max(0, position - window.farthest)
-        seen = min(max(0, position + size - window.nearest - first), keys.size(2))
+        seen = min(position + size - window.nearest - first, keys.size(2))
         yield Block(start, size, first, seen, position - first)
 
 

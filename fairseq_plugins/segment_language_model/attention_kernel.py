@@ -1,12 +1,12 @@
-"""The fast attention of a segment to a window of earlier tokens, with a hand-written gradient.
+"""The kernel for CPUs: attention to a window of earlier tokens, with a gradient written by hand.
 
 It computes the same as :func:`.attention.plain_attention` (Transformer-XL, section 3.3 and appendix
 B; all-attention, equations 12 and 13), one block of queries at a time, with only the keys that the
 block sees. The scores are by far the largest tensors, and autograd would copy them several times.
 
 Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
-distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
-in a block: C queries that see at most K keys, F distances beyond a clamp.
+distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, N persistent
+vectors, d_h head width; in a block: C queries that see at most K keys, F distances beyond a clamp.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.segment_language_model.attention_blocks import (
@@ -32,6 +33,177 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
 # PyTorch's softmax attention for CPUs. It takes (B, H, C, d_h) and a bias for each score, and gives
 # values and log Σ exp(score) without storing scores. Its public wrapper does not return that sum.
 _FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def window_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rel_keys: Tensor | Clamped | None,
+    window: Window,
+    dropout: float = 0.0,
+    position_query: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    persistent: tuple[Tensor, Tensor] | None = None,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """Compute :func:`.attention.plain_attention` without second derivatives."""
+    if torch._C._are_functorch_transforms_active():
+        raise _no_higher_derivatives("torch.func")
+    rows = rows_by_distance(keys, rel_keys, distance_bias)
+    position_query = query if position_query is None else position_query
+    position_query, keys, values = (x.to(query.dtype) for x in (position_query, keys, values))
+    rows = None if rows is None else rows.to(query.dtype)
+    grad = torch.is_grad_enabled()
+    inputs = query, position_query, keys, values, rows
+    merged = persistent is not None or epsilon > 0
+    with torch.autocast(query.device.type, enabled=False):
+        attended, lse = _WindowAttention.apply(
+            *inputs, distance_bias, window, dropout, merged, grad
+        )
+        if epsilon:
+            _, whole_lse = _WindowAttention.apply(*inputs, None, window, 0.0, True, grad)
+            attended, lse = _add_epsilon(attended, lse, whole_lse, epsilon)
+        if persistent is None:
+            return attended
+        # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h), (H, N, d_h) -> (H, 1, N, …)
+        queries = query.flatten(1, 2).unsqueeze(1)
+        vectors = (x.unsqueeze(1).to(query.dtype) for x in persistent)
+        by_vectors, vectors_lse = _WindowAttention.apply(
+            queries, queries, *vectors, None, None, EVERY_KEY, dropout, True, grad
+        )
+        by_vectors, vectors_lse = by_vectors.view(query.shape), vectors_lse.view(query.shape[:3])
+        if epsilon:
+            by_vectors, vectors_lse = _add_epsilon(by_vectors, vectors_lse, vectors_lse, epsilon)
+        # the vectors' part of the one sum over all keys (equation 13)
+        share = torch.sigmoid(vectors_lse - lse).unsqueeze(-1).to(attended.dtype)
+        return torch.lerp(attended, by_vectors, share)
+
+
+def _add_epsilon(
+    attended: Tensor, masked: Tensor, whole: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """Add ε Σ exp(s) to the sum by which ``attended`` (H, B, T, d_h) was divided.
+
+    ``masked`` and ``whole`` (H, B, T) are log Σ m·exp(s) and log Σ exp(s). Returns the values, and
+    the log of the new sum.
+    """
+    # both sums are 0 where a token sees nothing, and its output is 0, too
+    ratio = (masked - whole).nan_to_num(nan=0.0) - math.log(epsilon)
+    factor = torch.sigmoid(ratio).unsqueeze(-1)
+    return attended * factor.to(attended.dtype), masked - F.logsigmoid(ratio)
+
+
+class _WindowAttention(torch.autograd.Function):
+    """Values y and log-sum-exps z of each query's keys, and the gradient.
+
+    For one query: content query c, position query q, keys k and values v as rows, relative keys p
+    and bias b by distance, dropout's factors m (0 or 1 / (1 - rate)); ``shift`` goes from distances
+    to keys (appendix B)::
+
+        s = k c + shift(p q + b)      w = softmax(s)      y = vᵀ (m∘w)      z = log Σ exp(s)
+
+    The gradients, given g of y and h of z::
+
+        dv = (m∘w) gᵀ      ds = w ∘ (m∘(v g) - δ)      δ = Σ w∘m∘(v g) - h = y·g - h
+        dc = kᵀ ds         dk = ds cᵀ
+        e = unshift(ds)    dq = pᵀ e      dp = e qᵀ      db = e
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        position_query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor | None,
+        distance_bias: Tensor | None,
+        window: Window,
+        dropout: float,
+        return_lse: bool,
+        differentiable: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        heads, streams, queries, width = query.shape
+        # heads lie side by side in memory, as the output projection reads them; the first tokens of
+        # a stream, which may see no key, are in no block
+        out = query.new_zeros(streams, queries, heads, width).permute(2, 0, 1, 3)
+        lse = None
+        if return_lse:
+            lse = out.new_full(out.shape[:3], -torch.inf, dtype=_precise(out))
+        fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
+        # the fused kernel ignores NaN, fails without streams, and float16 may overflow in it
+        fused = fused and not differentiable and streams > 0 and out.dtype != torch.float16
+        work, stored = _Workspace(out), []
+        for block in split_into_blocks(query, keys, window, fused):
+            bias = None
+            if window != EVERY_KEY:
+                bias = work.bias(block, position_query, rows, distance_bias, window)
+                bias = bias.flatten(0, 1)
+            # (H, B, C or K, d_h) -> (H·B, C or K, d_h)
+            c, k, v = block.select_rows((query,), (keys, values))
+            if fused:
+                mask = None if bias is None else bias[None]
+                y, block_lse = _FUSED(c[None], k[None], v[None], attn_mask=mask, scale=1.0)
+                y, block_lse = y[0], block_lse[0]
+            else:
+                s = work.product("scores", c, k.mT, bias)
+                w = torch.softmax(s, dim=-1)
+                block_lse = _log_sum_exp(s, w) if return_lse else None
+                kept = torch.rand_like(w, dtype=torch.float32) >= dropout if dropout > 0 else None
+                y = work.product("values", _drop(w, kept, dropout), v)
+                if differentiable:
+                    stored += [w, kept]
+            block.select_queries(out).copy_(y.unflatten(0, (heads, streams)))
+            if lse is not None:
+                block.select_queries(lse).flatten(0, 1).copy_(block_lse)
+        if differentiable:
+            inputs = (query, position_query, keys, values, rows, distance_bias)
+            ctx.save_for_backward(*inputs, out, *stored)
+            ctx.window, ctx.dropout = window, dropout
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple:
+        if torch.is_grad_enabled():
+            raise _no_higher_derivatives("create_graph=True")
+        saved = ctx.saved_tensors  # read once: activation checkpointing forbids a second read
+        inputs, out, stored = saved[:6], saved[6], saved[7:]
+        query, position_query, keys, values, rows, _ = inputs
+        grads = [None if x is None else x.new_zeros(x.shape) for x in inputs]
+        grad_query, grad_position_query, grad_keys, grad_values, grad_rows, grad_bias = grads
+        grad_out, work = grad_out.contiguous(), _Workspace(out)
+        delta = (grad_out * out).sum(dim=-1, keepdim=True).contiguous()
+        if grad_lse is not None:
+            delta -= grad_lse.unsqueeze(-1).to(delta.dtype)
+        blocks = split_into_blocks(query, keys, ctx.window)
+        for block, w, kept in zip(blocks, stored[::2], stored[1::2], strict=True):
+            c, g, block_delta, k, v = block.select_rows((query, grad_out, delta), (keys, values))
+            work.add_product(block.select_keys(grad_values), _drop(w, kept, ctx.dropout).mT, g)
+            ds = work.product("scores", g, v.mT)
+            if kept is not None:
+                ds.mul_(kept).div_(1 - ctx.dropout)
+            ds.sub_(block_delta).mul_(w)
+            work.add_product(block.select_keys(grad_keys), ds.mT, c)
+            grad_part = block.select_queries(grad_query).flatten(0, 1)
+            grad_part.copy_(work.product("queries", ds, k))
+            if rows is not None:
+                e = work.by_distance(block, ds, heads=len(query))
+                if grad_bias is not None:
+                    biased, part = block.biased(e, grad_bias, ctx.window.farthest)
+                    part += biased.sum(dim=(1, 2), dtype=part.dtype)
+                p = block.select_distances(rows)
+                far = e.size(3) - p.size(1)
+                if far > 0:
+                    # the first row collects the gradients of all distances that use it
+                    e[..., far] += e[..., :far].sum(dim=-1)
+                # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F)
+                e = e.view(len(p), -1, e.size(3))[..., far:]
+                q = block.select_queries(position_query).reshape(len(p), -1, p.size(2))
+                block.select_distances(grad_rows).add_(e.mT @ q)
+                part = block.select_queries(grad_position_query)
+                part.copy_((e @ p).view(part.shape))
+        return *grads, None, None, None, None
 
 
 class _Workspace:
@@ -54,7 +226,7 @@ class _Workspace:
         out = self.take(name, *left.shape[:2], right.size(2))
         if bias is None:
             return torch.bmm(left, right, out=out)
-        return torch.baddbmm(bias.flatten(0, 1), left, right, out=out)
+        return torch.baddbmm(bias, left, right, out=out)
 
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Add the product of (H·B, m, k) and (H·B, k, n) to ``total`` (H, B, m, n)."""
@@ -64,11 +236,18 @@ class _Workspace:
             # `total` is part of a larger tensor, and baddbmm_ would loop over its heads
             total.flatten(0, 1).add_(self.product("sum", left, right))
 
+    def by_distance(self, block: Block, grad_scores: Tensor, heads: int) -> Tensor:
+        """Return gradients by key (H·B, C, K) as gradients by distance (H, B, C, K + 1)."""
+        grad_scores = grad_scores.unflatten(0, (heads, -1))
+        out = self.take("by distance", *grad_scores.shape[:3], block.keys + 1)
+        undo_rel_shift(grad_scores, out)
+        return out
+
     def bias(
         self,
         block: Block,
         query: Tensor,
-        rel_keys: Tensor,
+        rows: Tensor | None,
         distance_bias: Tensor | None,
         window: Window,
     ) -> Tensor:
@@ -79,22 +258,22 @@ class _Workspace:
         block_query = block.select_queries(query)
         shape = (*block_query.shape[:3], block.keys + 1)
         by_distance = self.take("by distance", *shape)
-        if rel_keys.size(1) > 0:
-            rows = block.select_distances(rel_keys)
-            far = shape[3] - rows.size(1)
+        if rows is None:
+            by_distance.zero_()
+        else:
+            p = block.select_distances(rows)
+            far = shape[3] - p.size(1)
             # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1 - F) -> (H, B, C, K + 1 - F)
-            grouped = block_query.reshape(rows.size(0), -1, rows.size(2))
-            out = by_distance.view(*grouped.shape[:2], shape[3])[..., far:]
-            torch.bmm(grouped, rows.transpose(1, 2), out=out)
+            q = block_query.reshape(len(p), -1, p.size(2))
+            out = by_distance.view(*q.shape[:2], shape[3])[..., far:]
+            torch.bmm(q, p.mT, out=out)
             if far > 0:
                 # distances beyond the clamp use the first row's score
                 by_distance[..., :far] = by_distance[..., far : far + 1]
             if distance_bias is not None:
-                biased, bias_part = block.biased(by_distance, distance_bias, window.farthest)
+                biased, part = block.biased(by_distance, distance_bias, window.farthest)
                 # (H, W) -> (H, 1, 1, W)
-                biased += bias_part[:, None, None].to(biased.dtype)
-        else:
-            by_distance.zero_()
+                biased += part[:, None, None].to(biased.dtype)
         bias = rel_shift(by_distance, block.keys)
         self._hide(bias, block, window)
         return bias
@@ -116,163 +295,8 @@ class _Workspace:
                 bias[..., first:end].clamp_max_(self._limits[corner])
 
 
-class _WindowAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        content_query: Tensor,
-        position_query: Tensor | None,
-        keys: Tensor,
-        values: Tensor,
-        rel_keys: Tensor,
-        distance_bias: Tensor | None,
-        window: Window,
-        dropout: float,
-        return_lse: bool,
-        differentiable: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        heads, streams, queries, width = content_query.shape
-        # heads lie side by side in memory, as the output projection reads them
-        out = content_query.new_empty(streams, queries, heads, width).permute(2, 0, 1, 3)
-        lse = out.new_empty(out.shape[:3], dtype=_precise(out)) if return_lse else None
-        stored: list[Tensor | None] = []
-        work = _Workspace(out)
-        fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
-        # the fused kernel ignores NaN, fails without streams, and float16 may overflow in it
-        fused = fused and not differentiable and streams > 0 and out.dtype != torch.float16
-        by_distance = content_query if position_query is None else position_query
-        for block in split_into_blocks(content_query, keys, window, fused):
-            query, key, value = (
-                part.flatten(0, 1)
-                for part in (
-                    block.select_queries(content_query),
-                    block.select_keys(keys),
-                    block.select_keys(values),
-                )
-            )
-            bias = None
-            if window != EVERY_KEY:
-                bias = work.bias(block, by_distance, rel_keys, distance_bias, window)
-            # the first tokens of a stream may see no key: their output is zero
-            blind = max(0, window.nearest - block.offset) if block.keys > 0 else block.queries
-            if fused and block.keys > 0:
-                # (H·B, C, d_h) -> (1, H·B, C, d_h)
-                block_values, block_lse = _FUSED(
-                    query[None],
-                    key[None],
-                    value[None],
-                    attn_mask=None if bias is None else bias.flatten(0, 1)[None],
-                    scale=1.0,
-                )
-                attended = block_values[0]
-                if lse is not None:
-                    block.select_queries(lse).flatten(0, 1).copy_(block_lse[0])
-            else:
-                scores = work.product("scores", query, key.transpose(1, 2), bias)
-                weights = torch.empty_like(scores)
-                if block.keys > 0:
-                    torch.softmax(scores, dim=-1, out=weights)
-                    weights[:, :blind] = 0.0
-                    if lse is not None:
-                        block.select_queries(lse).flatten(0, 1).copy_(_log_sum_exp(scores, weights))
-                keep = None
-                if dropout > 0:
-                    keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
-                dropped = weights if keep is None else weights * keep / (1 - dropout)
-                attended = work.product("values", dropped, value)
-                if differentiable:
-                    stored += [weights, keep]
-            # (H·B, C, d_h) -> (H, B, C, d_h)
-            block.select_queries(out).copy_(attended.unflatten(0, (heads, streams)))
-            if blind > 0:
-                block.select_queries(out)[..., :blind, :] = 0.0
-                if lse is not None:
-                    block.select_queries(lse)[..., :blind] = -torch.inf
-        if differentiable:
-            inputs = (content_query, position_query, keys, values, rel_keys, distance_bias)
-            ctx.save_for_backward(*inputs, out, *stored)
-            ctx.window, ctx.dropout = window, dropout
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple:
-        if torch.is_grad_enabled():
-            raise _no_higher_derivatives("create_graph=True")
-        saved = ctx.saved_tensors  # read once: activation checkpointing forbids a second read
-        inputs, out, stored = saved[:6], saved[6], saved[7:]
-        content_query, position_query, keys, values, rel_keys, distance_bias = inputs
-        grad_content_query = content_query.new_empty(content_query.shape)
-        grad_position_query = None
-        if position_query is not None:
-            grad_position_query = position_query.new_zeros(position_query.shape)
-        grad_keys, grad_values, grad_rel_keys = (
-            tensor.new_zeros(tensor.shape) for tensor in (keys, values, rel_keys)
-        )
-        grad_distance_bias = None
-        if distance_bias is not None:
-            grad_distance_bias = distance_bias.new_zeros(distance_bias.shape)
-        grad_out, work = grad_out.contiguous(), _Workspace(out)
-        # the softmax subtracts this from every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
-        common = (grad_out * out).sum(dim=-1, keepdim=True).contiguous()
-        if grad_lse is not None:
-            common -= grad_lse.unsqueeze(-1).to(common.dtype)
-        blocks = split_into_blocks(content_query, keys, ctx.window)
-        for block, weights, keep in zip(blocks, stored[::2], stored[1::2], strict=True):
-            query, grad, common_part, key, value = (
-                part.flatten(0, 1)
-                for part in (
-                    *map(block.select_queries, (content_query, grad_out, common)),
-                    *map(block.select_keys, (keys, values)),
-                )
-            )
-            dropped = weights if keep is None else weights * keep / (1 - ctx.dropout)
-            # (H·B, K, C) x (H·B, C, d_h) -> (H·B, K, d_h)
-            work.add_product(block.select_keys(grad_values), dropped.transpose(1, 2), grad)
-            # (H·B, C, d_h) x (H·B, d_h, K) -> (H·B, C, K)
-            grad_weights = work.product("scores", grad, value.transpose(1, 2))
-            if keep is not None:
-                grad_weights.mul_(keep).div_(1 - ctx.dropout)
-            # hidden keys have weight 0, so their scores' gradient is 0
-            grad_scores = grad_weights.sub_(common_part).mul_(weights)
-            work.add_product(block.select_keys(grad_keys), grad_scores.transpose(1, 2), query)
-            grad_query = work.product("queries", grad_scores, key)
-            if block.keys > 0 and rel_keys.size(1) > 0:
-                shape = block.select_queries(content_query).shape[:3]
-                by_distance = work.take("by distance", *shape, block.keys + 1)
-                undo_rel_shift(grad_scores.view(*shape, block.keys), by_distance)
-                if distance_bias is not None:
-                    biased, grad_bias_part = block.biased(
-                        by_distance, grad_distance_bias, ctx.window.farthest
-                    )
-                    grad_bias_part += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
-                rows = block.select_distances(rel_keys)
-                far = block.keys + 1 - rows.size(1)
-                if far > 0:
-                    # the first row collects the gradients of all distances that use it
-                    by_distance[..., far] += by_distance[..., :far].sum(dim=-1)
-                # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F) x (G, K + 1 - F, d_h)
-                grouped = by_distance.view(rows.size(0), -1, block.keys + 1)[..., far:]
-                queries = content_query if position_query is None else position_query
-                queries = block.select_queries(queries).reshape(rows.size(0), -1, rows.size(2))
-                block.select_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ queries)
-                if position_query is None:
-                    grad_query.view(queries.shape).baddbmm_(grouped, rows)
-                else:
-                    by_rows = (grouped @ rows).view(*shape, rows.size(2))
-                    block.select_queries(grad_position_query).copy_(by_rows)
-            block.select_queries(grad_content_query).flatten(0, 1).copy_(grad_query)
-        return (
-            grad_content_query,
-            grad_position_query,
-            grad_keys,
-            grad_values,
-            grad_rel_keys,
-            grad_distance_bias,
-            None,
-            None,
-            None,
-            None,
-        )
+def _drop(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
+    return weights if kept is None else weights * kept / (1 - dropout)
 
 
 def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
@@ -291,35 +315,3 @@ def _no_higher_derivatives(asked_for: str) -> ValueError:
 
 def _precise(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def window_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rel_keys: Tensor | Clamped | None,
-    window: Window,
-    dropout: float = 0.0,
-    position_query: Tensor | None = None,
-    distance_bias: Tensor | None = None,
-    return_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute :func:`.attention.plain_attention` without second derivatives."""
-    if torch._C._are_functorch_transforms_active():
-        raise _no_higher_derivatives("torch.func")
-    rows = rows_by_distance(keys, rel_keys, distance_bias)
-    if rows is None:
-        rows = query.new_empty(1, 0, query.size(-1))
-    if position_query is not None:
-        position_query = position_query.to(query.dtype)
-    with torch.autocast(query.device.type, enabled=False):
-        return _WindowAttention.apply(
-            query,
-            position_query,
-            *(tensor.to(query.dtype) for tensor in (keys, values, rows)),
-            distance_bias,
-            window,
-            dropout,
-            return_lse,
-            torch.is_grad_enabled(),
-        )

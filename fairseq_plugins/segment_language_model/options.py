@@ -85,8 +85,8 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
     )
     attention_kernel: ChoiceEnum(list(KERNELS)) = option(
         "fast",
-        "implementation of attention: fast (in blocks, with a hand-written gradient), or plain "
-        "(automatic differentiation, for torch.compile and higher derivatives)",
+        "implementation of attention: fast (written by hand on a CPU, sdpa elsewhere), sdpa "
+        "(PyTorch's fused attention), or plain (separate operations, with higher derivatives)",
     )
     mem_len: Optional[int] = option(
         None,

@@ -132,7 +132,7 @@ class TransformerXL(SegmentNetwork):
     Args:
         ffn_dim: inner width of the feed-forward sublayers; 0 for none.
         dropout: rate of the dropout of each sublayer's output and of the inner activations.
-        kernel: "fast", or "plain" for higher derivatives and torch.func.
+        kernel: "fast", "sdpa", or "plain" for higher derivatives and torch.func.
         settings: what differs from the paper's model.
         init_std: standard deviation of the initial weights; None leaves those of the parts.
         options: further ones of :class:`.SegmentNetwork`.

@@ -42,7 +42,7 @@ def test_each_head_reads_and_keeps_what_it_sees(monkeypatch, mode, values):
     model.train(training)
     with mode():
         past = read_segments(model, None, range(17))
-        monkeypatch.setattr(attention_file, "choose_kernel", lambda name: recorded)
+        monkeypatch.setattr(attention_file, "choose_kernel", lambda *_: recorded)
         read_segments(model, past, [17])
     widths = [value + 8 for value in values]
     # in each of two layers, segments of 64 tokens

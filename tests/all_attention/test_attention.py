@@ -7,6 +7,7 @@ from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS, AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.segment_language_model import attention_blocks
+from fairseq_plugins.segment_language_model.attention import KERNELS
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.past import HiddenStates
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
@@ -82,7 +83,9 @@ def assert_equals_the_equations(attention, positions, length, remembered):
         torch.testing.assert_close(attend(attention, positions, x, state)[0], expected.detach())
 
 
-@pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
+@pytest.mark.parametrize(
+    ("kernel", "block"), [("fast", 2), ("fast", 128), ("sdpa", None), ("plain", None)]
+)
 @pytest.mark.parametrize("persistent", [0, 5])
 @pytest.mark.parametrize(
     ("remembered", "length", "options"),
@@ -103,16 +106,28 @@ def test_attention_equals_the_equations(
     assert_equals_the_equations(attention, positions, length, remembered)
 
 
-@pytest.mark.parametrize(("block", "group_cost"), [(2, 0), (128, 1000)])
+@pytest.mark.parametrize(
+    ("kernel", "block", "group_cost"),
+    [("fast", 2, 0), ("fast", 128, 1000), ("sdpa", None, 0), ("plain", None, 1000)],
+)
 @pytest.mark.parametrize("values", [None, *VALUES])
 @EACH_VARIANT
 @pytest.mark.parametrize(("remembered", "length", "clamp_len"), [(4, 3, None), (16, 5, 4)])
 def test_attention_with_spans_equals_the_equations(
-    monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
+    monkeypatch,
+    kernel,
+    block,
+    group_cost,
+    values,
+    variant,
+    persistent,
+    remembered,
+    length,
+    clamp_len,
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
-    attention, positions = make(values, variant, persistent, clamp_len=clamp_len)
+    attention, positions = make(values, variant, persistent, clamp_len=clamp_len, kernel=kernel)
     assert_equals_the_equations(attention, positions, length, remembered)
 
 
@@ -128,7 +143,7 @@ def test_a_window_within_the_spans_equals_the_equations(monkeypatch, group_cost)
 NEAR = [0.013, 0.093, 0.05, 0.007]
 
 
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("span", "values", "remembered"), [(12, VALUES[4], 0), (12, VALUES[4], 16), (80, NEAR, 80)]
 )
@@ -141,9 +156,10 @@ def test_spans_with_epsilon_equal_the_equations(
     assert_equals_the_equations(attention, positions, 5, remembered)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @EACH_VARIANT
-def test_dropout_acts_on_all_weights_in_training_only(variant, persistent):
-    attention, positions = make(variant=variant, persistent=persistent)
+def test_dropout_acts_on_all_weights_in_training_only(variant, persistent, kernel):
+    attention, positions = make(variant=variant, persistent=persistent, kernel=kernel)
     # the first token sees only persistent vectors
     x = torch.randn(STREAMS, 1 if persistent else 5, WIDTH, dtype=torch.float64)
     plain, _ = attend(attention, positions, x)
@@ -152,9 +168,11 @@ def test_dropout_acts_on_all_weights_in_training_only(variant, persistent):
     torch.testing.assert_close(attend(attention.eval(), positions, x)[0], plain)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_finite_where_a_query_sees_nothing(dtype):
-    attention, positions = (part.to(dtype) for part in make(span=4, persistent=0))
+def test_half_precision_is_finite_where_a_query_sees_nothing(dtype, kernel):
+    options = {"span": 4, "persistent": 0, "kernel": kernel}
+    attention, positions = (part.to(dtype) for part in make(**options))
     out, _ = attend(attention, positions, (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype))
     assert out.isfinite().all()
     assert not out[:, 0].any()

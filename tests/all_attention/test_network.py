@@ -17,7 +17,7 @@ from tests.segment_language_model.networks import SPAN, build, draw
 
 
 @pytest.mark.parametrize("group_cost", [0, 1000])
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
+@pytest.mark.parametrize("kernel", ["fast", "sdpa", "plain"])
 @pytest.mark.parametrize("name", ["AllAttentionNetwork", "AllAttentionBlock"])
 def test_networks_equal_the_equations(monkeypatch, name, kernel, group_cost):
     monkeypatch.setattr(adaptive_span, "GROUP_COST", group_cost)

@@ -50,7 +50,7 @@ def evaluate(data, folder, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["", MEMORY], ids=["feed-forward", "memory"])
+@pytest.mark.parametrize("options", ["--attention-kernel sdpa", MEMORY], ids=["sdpa", "memory"])
 def test_compiled_layers_train_and_evaluate_alike(data, tmp_path, options):
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
     losses = train(data, plain, *options.split())

@@ -1,12 +1,14 @@
-"""Both kernels against each other, and attention with relative positions against the equations."""
+"""The kernels against each other, and attention with relative positions against the equations."""
 
 import pytest
 import torch
 
 from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention import (
+    KERNELS,
     PositionBiases,
     RelativeAttention,
+    choose_kernel,
     plain_attention,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import (
@@ -68,7 +70,7 @@ CASES = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("queries", "keys", "window", "clamp", "sets", "extras"), CASES)
-def test_both_kernels_are_equal(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
+def test_kernels_are_equal(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
     for name in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED_BF16"):
         monkeypatch.setattr(attention_blocks, name, 6)
     inputs = [draw_heads(number, dtype) for number in (queries, keys, keys)]
@@ -83,28 +85,29 @@ def test_both_kernels_are_equal(monkeypatch, queries, keys, window, clamp, sets,
     clamped = whole = rel_keys
     if clamp is not None:
         clamped, whole = Clamped(rel_keys), expand_clamped(rel_keys, keys)
-    expected = plain_attention(*inputs, whole, Window(*window), return_lse=True, **options)
+    expected = plain_attention(*inputs, whole, Window(*window), **options)
     tolerance = {} if dtype.itemsize > 2 else {"atol": 0.1, "rtol": 0.05}
     wanted = [x for x in (*inputs, rel_keys, *options.values()) if x is not None]
-    for attend in (window_attention, plain_attention):
-        actual = attend(*inputs, clamped, Window(*window), return_lse=True, **options)
+    for attend in KERNELS.values():
+        actual = attend(*inputs, clamped, Window(*window), **options)
         torch.testing.assert_close(actual, expected, **tolerance)
-        assert attend(*inputs, clamped, Window(*window), **options)[1] is None
         # on a CPU, this uses PyTorch's fused attention, except in float16
         with torch.no_grad():
-            no_grad = attend(*inputs, clamped, Window(*window), return_lse=True, **options)
+            no_grad = attend(*inputs, clamped, Window(*window), **options)
         torch.testing.assert_close(no_grad, expected, **tolerance)
         if dtype == torch.float64:
-            assert_same(actual[0], expected[0], wanted)
-            seen = expected[1].isfinite()
-            assert torch.equal(seen, actual[1].isfinite())
-            assert_same(actual[1][seen], expected[1][seen], wanted)
+            assert_same(actual, expected, wanted)
 
 
-@pytest.mark.parametrize("attend", [window_attention, plain_attention])
+def test_the_kernel_for_cpus_serves_no_other_device():
+    assert choose_kernel("fast", torch.device("cpu")) is KERNELS["fast"]
+    assert choose_kernel("fast", torch.device("meta")) is KERNELS["sdpa"]
+
+
+@pytest.mark.parametrize("attend", KERNELS.values(), ids=KERNELS)
 def test_dropout_drops_weights_and_scales_the_others(attend):
     query, keys = torch.zeros(1, 2, 1000, 1), torch.zeros(1, 2, 4, 1)
-    out, _ = attend(query, keys, keys + 1, None, EVERY_KEY, 0.25)
+    out = attend(query, keys, keys + 1, None, EVERY_KEY, 0.25)
     # each of 4 equal weights is 0, or 1/4 scaled by 4/3
     weights = out.flatten() * 3
     torch.testing.assert_close(weights, weights.round())
@@ -122,7 +125,7 @@ def test_gradients_with_dropout_equal_finite_differences(monkeypatch, groups, cl
         torch.manual_seed(3)  # the same weights are dropped each time
         rel_keys = rel_keys if clamp is None else Clamped(rel_keys)
         rest = (Window(1, 3), 0.4, position, bias)
-        return window_attention(content, keys, values, rel_keys, *rest, return_lse=True)
+        return window_attention(content, keys, values, rel_keys, *rest)
 
     assert torch.autograd.gradcheck(attend, (*inputs, draw(groups, rows, 3), draw(2, 2)))
 
@@ -146,7 +149,9 @@ def make_attention(positions, window, clamp_len, kernel="fast"):
     return attention.double(), encoding
 
 
-@pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
+@pytest.mark.parametrize(
+    ("kernel", "block"), [("fast", 2), ("fast", 128), ("sdpa", None), ("plain", None)]
+)
 @pytest.mark.parametrize("positions", ["transformer-xl", "shaw"])
 @pytest.mark.parametrize("clamp_len", [None, 1])
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _small_blocks(monkeypatch):
 
 @each_network
 @each_mode
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
+@pytest.mark.parametrize("kernel", ["fast", "sdpa", "plain"])
 def test_a_network_gives_the_same_in_any_segments(name, training, grad, kernel):
     network = build(name, kernel=kernel).train(training)
     with grad():

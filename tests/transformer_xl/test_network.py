@@ -9,7 +9,7 @@ from tests.segment_language_model.equations import assert_equals_the_equations
 from tests.segment_language_model.networks import build, draw
 
 
-@pytest.mark.parametrize("kernel", ["fast", "plain"])
+@pytest.mark.parametrize("kernel", ["fast", "sdpa", "plain"])
 @pytest.mark.parametrize("name", ["TransformerXL", "TransformerXLBlock"])
 def test_networks_equal_the_equations(name, kernel):
     assert_equals_the_equations(build(name, kernel=kernel), reference.run_segment)
