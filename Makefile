@@ -11,7 +11,7 @@ help:
 	@echo "make test         set up, then run the tests; some of them: make test TESTS=tests/test_docs.py"
 	@echo "make test-quick   set up, then run the quick tests: all but tests/end_to_end"
 	@echo "make lint         set up, then check style, formatting and types"
-	@echo "make gpu          set up, then run the tests and benchmarks that need a GPU, in 9 minutes"
+	@echo "make gpu          set up, then run the tests and benchmarks that need a GPU, in 8 minutes"
 	@echo "make bench        set up, then measure speed and memory; QUICK=1 for minutes in place of hours;"
 	@echo "                  ORIGINAL='PATH ...' beside checkouts of the published code"
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"
@@ -42,10 +42,6 @@ lint: set-up
 bench: set-up
 	@.venv/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ORIGINAL),--original $(ORIGINAL))
 
-# Each part writes what it has when its time is up.
+# Each stage writes what it has when its time is up.
 gpu: set-up
-	@mkdir -p gpu
-	@status=0; \
-	timeout --signal INT 270 .venv/bin/python -m pytest -n 0 -m gpu -rfE --junitxml gpu/tests.xml tests/gpu || status=$$?; \
-	timeout --signal INT 270 .venv/bin/python -m benchmarks --device cuda --output gpu/benchmarks || status=$$?; \
-	exit $$status
+	@.venv/bin/python -m benchmarks.gpu $(if $(ORIGINAL),--original $(ORIGINAL))

@@ -1,6 +1,6 @@
 """Compare speed and memory of this package's models with code that people would use instead.
 
-    python -m benchmarks [PAPER ...] [--quick] [--device cuda] [--dtype NAME ...]
+    python -m benchmarks [PAPER ...] [--quick | --first] [--device cuda] [--dtype NAME ...]
                          [--original PATH ...] [--output FOLDER]
 
 The models are compared with fairseq's own models of the same size, with plain implementations, with
@@ -13,7 +13,8 @@ are full from the start. The table of cases is in benchmarks/cases.py.
 Tokens per second are of the median turn. "% of rate" is the share of a model's time that its matrix
 products would take at the measured rate of a large product. "ours" is how many times as fast our
 model is in the same dtype. Peak memory is measured in a separate process, with the weights, without
-the libraries. FOLDER gets benchmark.json after every case, and benchmark.png.
+the libraries. "waits" is how often the host waits for a GPU in a turn. FOLDER gets benchmark.json
+after every case, and benchmark.png.
 """
 
 import argparse
@@ -39,7 +40,15 @@ from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_plot
 
-HEADERS = ("model", "dtype", "tokens/s (lowest to highest)", "% of rate", "peak MiB", "ours")
+HEADERS = (
+    "model",
+    "dtype",
+    "tokens/s (lowest to highest)",
+    "% of rate",
+    "peak MiB",
+    "waits",
+    "ours",
+)
 # Load average of the last minute, due to other programs, above which results are unreliable.
 IDLE_LOAD = 0.5
 
@@ -54,7 +63,8 @@ def table(rows: list[Row]) -> str:
         )
         rates, peak = f"{median} ({lowest} to {highest})", f"{row.peak_bytes / 2**20:,.0f}"
         times = f"{row.times:.2f} times" if row.times else ""
-        cells.append([row.model, row.dtype, rates, f"{row.rate_share:.0%}", peak, times])
+        waits = "" if row.host_waits is None else str(row.host_waits)
+        cells.append([row.model, row.dtype, rates, f"{row.rate_share:.0%}", peak, waits, times])
     return markdown_table(HEADERS, cells)
 
 
@@ -66,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError("--device is cuda, and PyTorch sees no GPU: give cpu")
     torch.set_num_threads(options.threads)
     asked = options.papers, options.quick, device, options.threads, options.original
-    selection = Selection(*asked)
+    selection = Selection(*asked, options.first)
     cases = selection.cases()
     if options.output:
         prepare_results(options.output)
@@ -116,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("papers", nargs="*", metavar="PAPER", help=f"some of {', '.join(PAPERS)} (all)")
     add("--quick", action="store_true", help="small cases that only show that every model runs")
+    add("--first", action="store_true", help="the cases for the first minutes on a GPU")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
     add("--dtype", nargs="+", choices=DTYPES, default=[FP32], help="one or more (fp32)")
     add("--original", nargs="+", type=Path, default=[], help=f"checkouts of {URLS}")

@@ -101,6 +101,25 @@ def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
     ]
 
 
+def first_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
+    """Return the cases for the first minutes on a GPU: each paper's usual size, per kernel."""
+    xl, spans, memory = map(published.get, PAPERS[:3])
+    kernels = ("sdpa", "plain")
+    cases = []
+    for mode, streams in zip(MODES, (16, 16), strict=True):
+        reading = Reading("enwik8_base, 512/512", mode, 512, streams)
+        cases.append(transformer_xl_case(reading, xl, 512, kernels=kernels))
+    cases += [
+        all_attention_case(
+            Reading("small", mode, 442, 16), spans, (18, 512, 8, 1024, 8192, 512), 0.05
+        )
+        for mode in MODES
+    ]
+    cases += [memory_case(512**2, mode, memory) for mode in MODES]
+    cases += [translation_case("base", mode, 128, "") for mode in MODES]
+    return [attention_case(16, 512, 1024), *cases]
+
+
 class Selection(NamedTuple):
     """The cases that a command line asks for.
 
@@ -110,6 +129,7 @@ class Selection(NamedTuple):
         device: device of the models.
         threads: number of CPU threads.
         originals: checkouts of published code.
+        first: whether to measure the cases for the first minutes on a GPU.
     """
 
     papers: Sequence[str]
@@ -117,18 +137,25 @@ class Selection(NamedTuple):
     device: torch.device
     threads: int
     originals: Sequence[Path]
+    first: bool = False
 
     def cases(self, with_published: bool = True) -> dict[str, Case]:
         """Return the cases to measure by their text."""
         published = import_published(self.originals) if with_published else {}
         if self.quick:
             cases = quick_cases(published)
+        elif self.first:
+            cases = first_cases(published)
         else:
             cases = all_cases(self.device.type == "cuda", published)
         return {str(case): case for case in cases if case.paper in (self.papers or PAPERS)}
 
     def measure_memory(self, case: Case, model: str, dtype: str) -> int:
-        """Return the peak of the bytes that a model adds to a separate process."""
+        """Return the peak of the bytes that a model adds: on a GPU, or to a separate process."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            return _added_memory(self, str(case), model, dtype)
         # all processes are forked from one server, which has imported this module
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])

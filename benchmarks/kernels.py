@@ -11,8 +11,7 @@ from torch import Tensor
 
 from benchmarks.measure import BF16, EVALUATION, TRAINING, Case, Model, Setting, Work
 from fairseq_plugins.modules import ProductKeyMemory, Window
-from fairseq_plugins.segment_language_model.attention import plain_attention, sdpa_attention
-from fairseq_plugins.segment_language_model.attention_kernel import window_attention
+from fairseq_plugins.segment_language_model.attention import KERNELS
 
 HEADS, WIDTH = 8, 64
 
@@ -44,9 +43,7 @@ def attention_case(streams: int, queries: int, keys: int) -> Case:
         return Work(turn, turn)
 
     models = {
-        "fast": Model(partial(build, window_attention)),
-        "sdpa": Model(partial(build, sdpa_attention), same=True),
-        "plain": Model(partial(build, plain_attention), same=True),
+        name: Model(partial(build, attend), same=name != "fast") for name, attend in KERNELS.items()
     }
     name = f"attention, {HEADS} heads, {queries} queries, {keys} keys"
     return Case("kernels", name, TRAINING, streams * queries, models)

@@ -4,7 +4,7 @@ Shapes: B streams, T tokens of a segment, M tokens of the past, d model width.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -124,8 +124,8 @@ def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
     return Reader(TransformerLanguageModel.build_model(options, task))
 
 
-def build_x_transformers(cfg: TransformerXLConfig, dictionary: Dictionary) -> Reader:
-    """Build x-transformers' decoder of the same size, with T5's relative position biases."""
+def build_x_transformers(cfg: TransformerXLConfig, dictionary: Dictionary, rotary: bool) -> Reader:
+    """Build x-transformers' decoder of the same size, with T5's position biases or rotary ones."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(
@@ -134,7 +134,8 @@ def build_x_transformers(cfg: TransformerXLConfig, dictionary: Dictionary) -> Re
         heads=cfg.decoder_attention_heads,
         attn_dim_head=cfg.decoder_embed_dim // cfg.decoder_attention_heads,
         ff_mult=cfg.decoder_ffn_embed_dim / cfg.decoder_embed_dim,
-        rel_pos_bias=True,
+        rel_pos_bias=not rotary,
+        rotary_pos_emb=rotary,
     )
     model = TransformerWrapper(
         num_tokens=len(dictionary),
@@ -212,11 +213,12 @@ def transformer_xl_case(
     published: type[nn.Module] | None,
     segment: int,
     clamp: int | None = None,
+    kernels: Sequence[str] = (),
     **options: int,
 ) -> Case:
     """Return a case of enwik8_base in segments of T, without dropout; a clamp sets same_length.
 
-    The options replace those of the preset.
+    ``kernels`` of attention take part beside the default. The options replace those of the preset.
     """
     preset = PRESETS["transformer_xl_enwik8_base"].items()
     values = {name: value for name, value in preset if "dropout" not in name}
@@ -233,16 +235,18 @@ def transformer_xl_case(
     dictionary = make_dictionary()
     task = StreamTask(dictionary)
 
-    def build(compiled: bool) -> Ours:
-        options = replace(cfg, compile_layers=compiled)
-        return Ours(TransformerXLLanguageModel.build_model(options, task))
+    def build(**options: Any) -> Ours:
+        return Ours(TransformerXLLanguageModel.build_model(replace(cfg, **options), task))
 
-    makers: dict[str, Callable[[], nn.Module]] = {"transformer_xl": lambda: build(False)}
+    makers: dict[str, Callable[[], nn.Module]] = {"transformer_xl": build}
+    for kernel in kernels:
+        makers[f"transformer_xl, {kernel}"] = partial(build, attention_kernel=kernel)
     if reading.mode == TRAINING:
-        makers[COMPILED] = lambda: build(True)
+        makers[COMPILED] = partial(build, compile_layers=True)
     makers["transformer_lm"] = lambda: build_plain(cfg, dictionary)
     if importlib.util.find_spec("x_transformers"):
-        makers["x-transformers"] = lambda: build_x_transformers(cfg, dictionary)
+        for name, rotary in {"x-transformers": False, "x-transformers, rotary": True}.items():
+            makers[name] = partial(build_x_transformers, cfg, dictionary, rotary)
     if published:
         add_published(makers, lambda: PublishedTransformerXL(published, cfg, SYMBOLS + 2))
     return language_model_case("transformer_xl", reading, cfg, makers)

@@ -6,6 +6,7 @@ import re
 import resource
 import statistics
 import timeit
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -111,6 +112,7 @@ class Row:
         peak_bytes: peak memory, weights included, in a separate process.
         multiply_adds: number in a turn's matrix products, as torch.utils.flop_counter counts them.
         rate_share: their time at the rate of a large matrix product, as a share of the turn's time.
+        host_waits: how often a turn makes the host wait for a GPU; None on a CPU.
         seconds: seconds of each turn.
         times: how many times as fast ours is: this row's median over our median.
     """
@@ -124,6 +126,7 @@ class Row:
     peak_bytes: int = 0
     multiply_adds: int = 0
     rate_share: float = 0.0
+    host_waits: int | None = None
     seconds: list[float] = field(default_factory=list)
     times: float | None = None
 
@@ -182,6 +185,8 @@ def measure(
         with FlopCounterMode(display=False) as counter:
             work.turn()
         row.multiply_adds = counter.get_total_flops() // 2
+        if device.type == "cuda":
+            row.host_waits = count_waits(work.turn)
     for _ in range(turns):
         for row, work in zip(rows, works, strict=True):
             row.seconds.append(time_turn(work.turn))
@@ -199,6 +204,19 @@ def time_turn(work: Callable[[], object]) -> float:
     This uses the clock of torch.utils.benchmark, not its Timer, which runs work twice beforehand.
     """
     return timeit.Timer(work, timer=timer).timeit(1)
+
+
+def count_waits(work: Callable[[], object]) -> int:
+    """Return how often work makes the host wait for the GPU, as CUDA's warnings count it."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return sum("synchronizing" in str(warning.message) for warning in caught)
 
 
 @functools.cache
