@@ -28,6 +28,8 @@ def hydra_configuration(words: list[str]) -> str:
     order += ["task", "model", "criterion", "optimizer", "lr_scheduler"]
     wanted = {"data", *vars(preset)}
     wanted |= {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    # Hydra writes each training's log
+    wanted.discard("log_file")
     config: dict[str, Any] = {}
     for group in order:
         values = {name: groups[group][name] for name in wanted & groups[group].keys()}
@@ -37,5 +39,12 @@ def hydra_configuration(words: list[str]) -> str:
         wanted -= values.keys()
     config["model"] = {**config["model"], "_name": ARCH_MODEL_NAME_REGISTRY[namespace.arch]}
     config["model"].pop("arch", None)
-    config["hydra"] = {"run": {"dir": "."}, "output_subdir": None}
+    # train.log beside the checkpoints, also in a sweep whose trainings have a folder each
+    folder = "${checkpoint.save_dir}"
+    config["hydra"] = {
+        "run": {"dir": folder},
+        "sweep": {"dir": folder, "subdir": "."},
+        "job": {"name": "train", "chdir": False},
+        "output_subdir": None,
+    }
     return yaml.safe_dump(config, sort_keys=False)

@@ -22,7 +22,7 @@ Finished stages are not repeated; after a change of options the command says wha
 import argparse
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,8 @@ from scripts.prepare._subwords import (
 SUFFIXES = (".txt", ".txt.gz")
 # Without --held-out, one in this many documents or lines is for validation, and one for testing.
 SHARE = 20
+# the share of <unk> above which they matter for a loss
+MANY_UNKNOWN = 0.01
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,22 @@ def prepare(options: argparse.Namespace) -> None:
         # Each line ends with </s>, which is predicted as well.
         words = sizes[split]["words"] + size["lines"]
         sizes[split]["tokens_per_word"] = size["tokens"] / words
+    warn_of_unseen(binarized["splits"])
     stages.finish({"merges": merges, "symbols": binarized["symbols"], "splits": sizes})
+
+
+def warn_of_unseen(sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Warn if <unk> is frequent in valid or test, and the model hardly sees it in training."""
+    shares = {name: size["unknown"] / max(1, size["tokens"]) for name, size in sizes.items()}
+    for split, share in shares.items():
+        if share > MANY_UNKNOWN and shares["train"] < share / 10:
+            print(
+                f"warning: {share:.1%} of the tokens of {split} are <unk>, but only "
+                f"{shares['train']:.2%} in training: a model hardly learns to predict it, and its "
+                "loss is mostly theirs. Give --threshold 2, so that words seen once in training "
+                "become <unk>, or --unit subwords",
+                flush=True,
+            )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -121,6 +121,18 @@ def test_three_parts_and_rare_words(prepare, tmp_path):
     assert train == ["a <unk> </s>", "</s>", "<unk> a a <unk> </s>"]
 
 
+def test_unknown_words_that_training_never_sees_are_named(prepare, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join([*["a b c"] * 40, "b rare c", "new b c"]) + "\n")
+    options = ("--input", path, "--unit", "words", "--held-out", 1)
+    printed = prepare(*options)[1]
+    # 4 tokens a line, with its end
+    for split in ("valid", "test"):
+        assert f"warning: 25.0% of the tokens of {split} are <unk>, but only 0.00%" in printed
+    path.write_text("\n".join([*["a b c"] * 20, *["rare"] * 2, "b rare c", "a b c"]) + "\n")
+    assert "warning" not in prepare(*options, "--output", tmp_path / "seen")[1]
+
+
 def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
     words = ("--input", source, "--unit", "subwords")
     assert prepare(*words, "--bpe-size", 20)[0] == 0
