@@ -19,7 +19,6 @@ fairseq ends each line with </s>, which stands for the newline. The corpus depen
 version, so results are comparable for the same version only.
 """
 
-import io
 import platform
 import re
 import shutil
@@ -37,12 +36,12 @@ from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_text
 from scripts.prepare._binarize import preprocess, write_units
+from scripts.prepare._pieces import LEARNING_CHARACTERS, MODEL, learn_pieces
 from scripts.prepare._stages import SPLITS, Stages, file_digest, preparation_parser, readable_path
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-MODEL = "sentencepiece.model"
 PLAIN_TEXT = re.compile(rb"[\n -~]+")
 # Tests and installed packages are not the library. encodings has generated character tables, many
 # of which differ in one line only: split by file, the training part would contain the test part.
@@ -50,8 +49,6 @@ EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 # Larger files go to the training part, so that a few cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
-# Units are learned from about this many characters at most, of files at regular intervals.
-LEARNING_CHARACTERS = 12_000_000
 WORKERS = 2
 
 # pip options: pure-Python wheels for a fixed version, so that the corpus is the same everywhere.
@@ -167,39 +164,18 @@ def learn_units(text: str, model: Path, subwords: int) -> "SentencePieceProcesso
     """Learn units from a text; write the model to a file and return it."""
     import sentencepiece
 
-    learned = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            # not from files, whose names would be in the model
-            sentence_iterator=iter(text.splitlines()),
-            model_writer=learned,
-            model_type="bpe",
-            vocab_size=subwords,
-            # preserve every character and all whitespace
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            # units may span several words of a line, such as "return self."
-            split_by_whitespace=False,
-            split_by_unicode_script=False,
-            split_by_number=False,
-            max_sentencepiece_length=24,
-            # fairseq adds its own <s> and </s>
-            bos_id=-1,
-            eos_id=-1,
-            # with more threads the units would differ
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise ValueError(
-            f"--subwords is {subwords}: sentencepiece cannot learn so many units from "
-            f"{len(text):,} characters ({error}): give another number"
-        ) from error
-    model.write_bytes(learned.getvalue())
-    return sentencepiece.SentencePieceProcessor(model_proto=learned.getvalue())
+    learned = learn_pieces(
+        text.splitlines(),
+        subwords,
+        "subwords",
+        # units may span several words of a line, such as "return self."
+        split_by_whitespace=False,
+        split_by_unicode_script=False,
+        split_by_number=False,
+        max_sentencepiece_length=24,
+    )
+    model.write_bytes(learned)
+    return sentencepiece.SentencePieceProcessor(model_proto=learned)
 
 
 def write_corpus(corpus: dict[str, list[str]], subwords: int, folder: Path) -> dict[str, dict]:

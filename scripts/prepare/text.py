@@ -1,4 +1,4 @@
-"""Text of your own, binarized for fairseq: words, characters, or units of byte pair encoding.
+"""Text of your own, binarized for fairseq: words, characters, or two kinds of subword units.
 
     python -m scripts.prepare.text --input TEXT --unit subwords --moses en --output DATA
 
@@ -11,8 +11,10 @@ empty line separates documents of a folder. Windows line ends and a byte-order m
 --unit characters   characters; the space becomes U+2581, other whitespace a symbol such as <U+00A0>
 --unit words        words between whitespace of any kind, or Moses tokens with --moses LANGUAGE
 --unit subwords     units of these words, by codes that are learned on the training part
+--unit sentencepiece  pieces of raw text, learned on the training part, which keep every blank
 
 OUTPUT/tokens, OUTPUT/bpe     {train,valid,test}.txt as words or characters, as units; bpe/codes
+OUTPUT/pieces                 {train,valid,test}.txt as pieces; sentencepiece.model
 OUTPUT/bin                    dict.txt, {train,valid,test}.{bin,idx}; units.json about the symbols
 OUTPUT/preparation.json       options and sizes, to convert perplexities per unit to those per word
 
@@ -31,6 +33,7 @@ from scripts._shared.command_line import check_at_least, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
 from scripts.prepare._lines import LineMapper, read_lines, write_lines
+from scripts.prepare._pieces import MODEL, make_pieces
 from scripts.prepare._stages import (
     SPLITS,
     Stages,
@@ -51,6 +54,8 @@ from scripts.prepare._subwords import (
 SUFFIXES = (".txt", ".txt.gz")
 # Without --held-out, one in this many documents or lines is for validation, and one for testing.
 SHARE = 20
+# units that are made from lines as they are
+RAW = ("characters", "sentencepiece")
 # the share of <unk> above which they matter for a loss
 MANY_UNKNOWN = 0.01
 
@@ -142,11 +147,11 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError if an option is invalid or does not fit the unit."""
-    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
+    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size, pieces=options.pieces)
     check_at_least(0, threshold=options.threshold)
-    if options.moses and options.unit == "characters":
-        raise ValueError(f"--moses {options.moses} makes words: leave it out for characters")
-    if options.split_punctuation and (options.moses or options.unit == "characters"):
+    if options.moses and options.unit in RAW:
+        raise ValueError(f"--moses {options.moses} makes words: leave it out for {options.unit}")
+    if options.split_punctuation and (options.moses or options.unit in RAW):
         raise ValueError("--split-punctuation is for words between blanks: leave it out")
     if options.moses:
         check_language(options.moses, "moses")
@@ -158,6 +163,9 @@ def check_options(options: argparse.Namespace) -> None:
         check_codes(options.bpe_codes)
     if options.srcdict:
         load_srcdict(options.srcdict)
+    if options.unit == "sentencepiece" and (options.srcdict or options.threshold):
+        name = "srcdict" if options.srcdict else "threshold"
+        raise ValueError(f"--{name} is for other units: --unit sentencepiece learns its own pieces")
 
 
 def character_symbols() -> LineMapper:
@@ -175,7 +183,7 @@ def split_lines(text: Text, options: argparse.Namespace, size: dict) -> Iterator
     words = Words(punctuation=options.split_punctuation).words
     for line, location in text.lines():
         size["characters"] += len(line) + 1
-        if options.unit != "characters" and not options.moses:
+        if options.unit not in RAW and not options.moses:
             line = words(line)
             check_words(line, location, options.unit == "subwords")
         yield line
@@ -205,6 +213,12 @@ def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
     dictionary_options = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(options.threshold)]
     if options.srcdict:
         dictionary_options = ["--srcdict", short(options.srcdict)]
+    bpe, model = None, None
+    if options.unit == "subwords":
+        bpe, model = "subword_nmt", "../bpe/codes"
+    elif options.unit == "sentencepiece":
+        bpe, model = "sentencepiece", f"../pieces/{MODEL}"
+        dictionary_options = ["--srcdict", short(texts / "dict.txt")]
     paths = {split: texts / f"{split}.txt" for split in SPLITS}
     sizes = preprocess(paths, folder, options.workers, dictionary_options)
     dictionary = [line.split()[0] for line in read_lines(folder / "dict.txt")]
@@ -213,8 +227,8 @@ def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
         known, encode = {BLANK, *dictionary}, Characters().encode
         blanks = (*filter(str.isspace, map(chr, range(sys.maxunicode))), BLANK)
         symbols = {blank: name for blank in blanks for name in encode(blank) if name in known}
-    bpe, model = ("subword_nmt", "../bpe/codes") if options.unit == "subwords" else (None, None)
-    write_units(folder, options.unit, bpe, model, options.moses, symbols)
+    unit = "subwords" if bpe else options.unit
+    write_units(folder, unit, bpe, model, options.moses, symbols)
     return {"symbols": len(dictionary), "splits": sizes}
 
 
@@ -236,6 +250,10 @@ def prepare(options: argparse.Namespace) -> None:
         names = [f"{split}.txt" for split in SPLITS]
         merges = stages.run("bpe", make_units, texts, names, names[:1], options, settings=codes)
         texts = options.output / "bpe"
+    elif options.unit == "sentencepiece":
+        pieces = {"pieces": options.pieces}
+        stages.run("pieces", make_pieces, texts, options.pieces, options.workers, settings=pieces)
+        texts = options.output / "pieces"
     dictionary = {"srcdict": file_digest(options.srcdict), "threshold": options.threshold}
     binarized = stages.run("bin", binarize, texts, options, settings=dictionary)
     for split, size in binarized["splits"].items():
@@ -270,12 +288,14 @@ def main(arguments: list[str] | None = None) -> int:
     text = "lines or documents for each of valid and test (default: a twentieth)"
     add("--held-out", type=int, metavar="N", help=text)
     add("--seed", type=int, default=1, help="seed for drawing documents (default: %(default)s)")
-    units = ("words", "characters", "subwords")
+    units = ("words", "characters", "subwords", "sentencepiece")
     add("--unit", required=True, choices=units, help="what a symbol is")
     add("--moses", metavar="LANGUAGE", help="tokenize with Moses, by the rules of en, de, ...")
     text = "make each punctuation mark a word (without --moses)"
     add("--split-punctuation", action="store_true", help=text)
     add_subword_options(parser)
+    text = "pieces of --unit sentencepiece (default: %(default)s)"
+    add("--pieces", type=int, default=8000, metavar="N", help=text)
     text = "codes of byte pair encoding of a trained model, to use instead of new ones"
     add("--bpe-codes", type=readable_path, metavar="FILE", help=text)
     dictionary = parser.add_mutually_exclusive_group()

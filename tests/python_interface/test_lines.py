@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fairseq.data import Dictionary
+from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins import load
 from fairseq_plugins.python_interface.lines import Characters
-from scripts.prepare import _binarize, _characters, python_source, text, translation
+from scripts.prepare import _binarize, _characters, _pieces, python_source, text, translation
 from tests import tiny
 from tests.end_to_end.commands import run_here
 from tests.scripts.evaluate.saved_memory_models import write_translator
@@ -62,7 +63,7 @@ def prepare_pieces(folder):
     content = re.sub("[^ -~\n]", " ", TEXT)
     (folder / "out" / "bin").mkdir(parents=True)
     python_source.write_corpus({split: [content] for split in SPLITS}, 40, folder)
-    shutil.copy(folder / python_source.MODEL, folder / "out")
+    shutil.copy(folder / _pieces.MODEL, folder / "out")
     python_source.binarize(folder, folder / "out" / "bin")
     return content
 
@@ -78,6 +79,9 @@ PREPARATIONS = {
     "characters": lambda folder: prepare_text(folder, "characters"),
     "bytes": prepare_bytes,
     "sentencepiece": prepare_pieces,
+    "sentencepiece of raw text": lambda folder: prepare_text(
+        folder, "sentencepiece", "--pieces", 320
+    ),
 }
 
 
@@ -103,6 +107,22 @@ def test_text_has_the_tokens_that_its_preparation_wrote(tmp_path, monkeypatch, k
         (tmp_path / "fast").write_text("".join(f"{pair} 0\n" for pair in codes[1:]))
         fast = {"bpe": "fastbpe", "bpe_codes": str(tmp_path / "fast")}
         assert load(tmp_path / "model.pt", data, **fast).score(content).tokens == expected
+
+
+def test_pieces_of_raw_text_keep_every_character(tmp_path):
+    prepare_text(tmp_path, "sentencepiece", "--pieces", 320)
+    # of a character that training lacks, too; only the mark of a space becomes one
+    written = TEXT.replace("low", "\U0001f600")
+    (tmp_path / "test.txt").write_bytes(written.encode())
+    options = ("--unit", "sentencepiece", "--pieces", 320, "--workers", 1)
+    words = ("--input", tmp_path, "--output", tmp_path / "again", *options)
+    assert text.main([*map(str, words)]) == 0
+    processor = SentencePieceProcessor(
+        model_file=str(tmp_path / "again" / "pieces" / "sentencepiece.model")
+    )
+    read = [line.split()[:-1] for line in lines(tmp_path / "again" / "bin", "test")]
+    expected = written.replace("\r\n", "\n").replace("\u2581", " ").removesuffix("\n").split("\n")
+    assert [processor.decode(pieces) for pieces in read] == expected
 
 
 def test_what_a_dictionary_of_characters_lacks_is_unknown(tmp_path, monkeypatch):
