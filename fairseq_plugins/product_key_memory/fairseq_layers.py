@@ -8,7 +8,9 @@ Shapes: B sentences, T tokens, S tokens so far, d model width.
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fairseq.models.transformer import (
     TransformerConfig,
@@ -29,6 +31,9 @@ from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMe
 from fairseq_plugins.product_key_memory.optimizer import hide_from_fairseq
 from fairseq_plugins.product_key_memory.query import QueryNetwork
 from fairseq_plugins.product_key_memory.values import Values
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class FairseqMemory(ProductKeyMemory):
@@ -154,40 +159,49 @@ def _parse_integers(text: str | int | None, option: str, remedy: str) -> list[in
 # --- fairseq's layers
 
 
-class _MemorySublayer(nn.Module):
-    """Base class of both kinds of layers: the sublayer of the memory."""
+class _MemoryLayer(nn.Module):
+    """Base class of both kinds of layers: fairseq's, with a memory."""
 
     def _put(self, memory: ProductKeyMemory, interleave: bool) -> None:
         self.interleave = interleave
-        final_layer_norm = self.final_layer_norm
-        if not interleave:
-            del self.fc1, self.fc2, self.final_layer_norm
-            # the norm between fc1 and fc2 (--scale-fc)
-            self.ffn_layernorm = None
         # modules are in the order of the computation
-        self.memory = memory
         if interleave:
+            self.memory = memory
             self.memory_layer_norm = LayerNorm(self.embed_dim)
-        else:
-            self.final_layer_norm = final_layer_norm
+            return
+        final_layer_norm = self.final_layer_norm
+        del self.fc1, self.final_layer_norm
+        # the norm between fc1 and fc2 (--scale-fc)
+        self.ffn_layernorm = None
+        self.fc2 = self.activation_fn = self.activation_dropout_module = nn.Identity()
+        self.memory = memory
+        self.final_layer_norm = final_layer_norm
 
-    def _add_memory(
-        self, x: Tensor, layer_norm: nn.Module, padding_mask: Tensor | None, scale: Any = None
-    ) -> Tensor:
-        """Map ``x`` (T, B, d) to (T, B, d), given the mask (B, S) of the padding so far.
-
-        ``scale`` (d,) multiplies the residual connection.
-        """
+    def _read(self, padding_mask: Tensor | None, x: Tensor) -> Tensor:
+        """Map ``x`` (T, B, d) to (T, B, d), given the mask (B, S) of the padding so far."""
         if padding_mask is not None:
             # (B, S) -> (T, B)
             padding_mask = padding_mask[:, -len(x) :].t()
-        entering = layer_norm(x) if self.normalize_before else x
-        added = self.dropout_module(self.memory(entering, padding_mask))
-        x = (x if scale is None else scale * x) + added
-        return x if self.normalize_before else layer_norm(x)
+        return self.memory(x, padding_mask)
+
+    def _with_mask(self, padding_mask: Tensor | None) -> Self:
+        """Return the layer for one pass: a copy whose fc1 is the memory, called with the mask."""
+        if self.interleave:
+            return self
+        layer = copy.copy(self)
+        layer.fc1 = partial(self._read, padding_mask)
+        return layer
+
+    def _follow(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Add the sublayer of an interleaved memory to ``x`` (T, B, d)."""
+        if not self.interleave:
+            return x
+        entering = self.memory_layer_norm(x) if self.normalize_before else x
+        x = x + self.dropout_module(self._read(padding_mask, entering))
+        return x if self.normalize_before else self.memory_layer_norm(x)
 
 
-class MemoryEncoderLayer(_MemorySublayer, TransformerEncoderLayerBase):
+class MemoryEncoderLayer(_MemoryLayer, TransformerEncoderLayerBase):
     """fairseq's encoder layer with a memory instead of its feed-forward sublayer, or after it."""
 
     def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
@@ -196,24 +210,12 @@ class MemoryEncoderLayer(_MemorySublayer, TransformerEncoderLayerBase):
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Map ``x`` (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
-        if self.interleave:
-            x = super().forward(x, encoder_padding_mask)
-            return self._add_memory(x, self.memory_layer_norm, encoder_padding_mask)
-        entering = self.self_attn_layer_norm(x) if self.normalize_before else x
-        attended, _ = self.self_attn(
-            entering,
-            entering,
-            entering,
-            key_padding_mask=encoder_padding_mask,
-            need_weights=False,
-        )
-        x = x + self.dropout_module(attended)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        return self._add_memory(x, self.final_layer_norm, encoder_padding_mask)
+        layer = self._with_mask(encoder_padding_mask)
+        x = TransformerEncoderLayerBase.forward(layer, x, encoder_padding_mask)
+        return self._follow(x, encoder_padding_mask)
 
 
-class MemoryDecoderLayer(_MemorySublayer, TransformerDecoderLayerBase):
+class MemoryDecoderLayer(_MemoryLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with a memory instead of its feed-forward sublayer, or after it."""
 
     def __init__(
@@ -227,72 +229,16 @@ class MemoryDecoderLayer(_MemorySublayer, TransformerDecoderLayerBase):
         self._put(memory, interleave)
 
     def forward(
-        self,
-        x: Tensor,
-        encoder_out: Tensor | None = None,
-        encoder_padding_mask: Tensor | None = None,
-        incremental_state: dict[str, Any] | None = None,
-        self_attn_mask: Tensor | None = None,
-        self_attn_padding_mask: Tensor | None = None,
-        need_attn: bool = False,
-        need_head_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None, None]:
-        """Map ``x`` (T, B, d) to (T, B, d), attention weights over the source, and None.
+        self, x: Tensor, *args: Any, self_attn_padding_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """Map ``x`` (T, B, d) to (T, B, d), and return what else fairseq's layer returns.
 
-        ``encoder_out`` is (T of the source, B, d); ``self_attn_padding_mask`` (B, S) is true for
-        padding.
+        ``self_attn_padding_mask`` (B, S) is true for padding.
         """
-        if self.interleave:
-            x, weights, state = super().forward(
-                x,
-                encoder_out,
-                encoder_padding_mask,
-                incremental_state,
-                self_attn_mask=self_attn_mask,
-                self_attn_padding_mask=self_attn_padding_mask,
-                need_attn=need_attn,
-                need_head_weights=need_head_weights,
-            )
-            x = self._add_memory(x, self.memory_layer_norm, self_attn_padding_mask)
-            return x, weights, state
-        entering = self.self_attn_layer_norm(x) if self.normalize_before else x
-        attended, weights = self.self_attn(
-            entering,
-            entering,
-            entering,
-            key_padding_mask=self_attn_padding_mask,
-            incremental_state=incremental_state,
-            need_weights=False,
-            attn_mask=self_attn_mask,
-        )
-        if self.c_attn is not None:
-            # (T, B, d) -> (T, B, heads, d_h): a learned scale for each head
-            heads = attended.unflatten(-1, (self.nh, self.head_dim))
-            attended = (heads * self.c_attn.unsqueeze(-1)).flatten(2)
-        if self.attn_ln is not None:
-            attended = self.attn_ln(attended)
-        x = x + self.dropout_module(attended)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        if self.encoder_attn is not None and encoder_out is not None:
-            entering = self.encoder_attn_layer_norm(x) if self.normalize_before else x
-            attended, weights = self.encoder_attn(
-                entering,
-                encoder_out,
-                encoder_out,
-                key_padding_mask=encoder_padding_mask,
-                incremental_state=incremental_state,
-                static_kv=True,
-                need_weights=need_attn
-                or need_head_weights
-                or not (self.training or not self.need_attn),
-                need_head_weights=need_head_weights,
-            )
-            x = x + self.dropout_module(attended)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-        x = self._add_memory(x, self.final_layer_norm, self_attn_padding_mask, self.w_resid)
-        return x, weights, None
+        layer = self._with_mask(self_attn_padding_mask)
+        options["self_attn_padding_mask"] = self_attn_padding_mask
+        x, weights, state = TransformerDecoderLayerBase.forward(layer, x, *args, **options)
+        return self._follow(x, self_attn_padding_mask), weights, state
 
 
 def put_memories(

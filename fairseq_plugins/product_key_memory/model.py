@@ -172,8 +172,8 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
 
 def _check_layers(cfg: Any, part: str, name: str, layers: str | None) -> None:
     """Refuse options that memories in ``layers``, which the option ``name`` gives, exclude."""
-    # the first two change the numbers of layers, the third is another self-attention
-    for other in (f"{part}_layers_to_keep", "base_layers", "cross_self_attention"):
+    # both change the numbers of layers
+    for other in (f"{part}_layers_to_keep", "base_layers"):
         if layers and getattr(cfg, other, None):
             raise ValueError(
                 f"{flag(other)} is {getattr(cfg, other)} with {flag(name)} {layers}: leave one of "

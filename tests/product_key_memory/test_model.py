@@ -60,11 +60,6 @@ DECODER = "decoder_memory_layers"
             "--decoder-layers-to-keep is 1 with --memory-layers 2: leave one",
         ),
         (tiny_transformer, {DECODER: "1,1"}, "--decoder-memory-layers is '1,1': .* each once"),
-        (
-            tiny_transformer,
-            {DECODER: "1", "cross_self_attention": True},
-            "--cross-self-attention is True with --decoder-memory-layers 1: leave one",
-        ),
     ],
 )
 def test_models_refuse_impossible_options(build_it, options, words):
