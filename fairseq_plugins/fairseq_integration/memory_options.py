@@ -43,7 +43,6 @@ class MemoryOptions(FairseqDataclass):
         "normalise queries over the tokens of a batch, so that more slots are used (section 4.5); "
         "the paper's author recommends it",
     )
-    memory_query_layer_norm: bool = option(False, "normalise each query over its dimensions")
     memory_query_dropout: float = option(0.0, "dropout of the queries")
     memory_input_dropout: float = option(0.0, "dropout of a memory's input")
     memory_value_dropout: float = option(0.0, "dropout of the sum of values")
@@ -60,7 +59,6 @@ class MemoryOptions(FairseqDataclass):
         "use one table of values for all memories of the model; queries and keys stay separate "
         "(Berges et al. 2024, arXiv:2412.09764)",
     )
-    memory_output_norm: bool = option(False, "normalise the sum of values")
     memory_output_gate: bool = option(
         False,
         "multiply the sum of values by SiLU of a map of the memory's input, and map the product "

@@ -105,7 +105,6 @@ class MemoryBuilder:
             options.memory_query_dim,
             _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
             options.memory_query_batch_norm,
-            options.memory_query_layer_norm,
             options.memory_query_dropout,
             options.memory_input_dropout,
         )
@@ -126,7 +125,6 @@ class MemoryBuilder:
         memory.output = MemoryOutput(
             embed_dim,
             memory.values.weight.size(1),
-            options.memory_output_norm,
             options.memory_output_gate,
             options.memory_value_dropout,
         )

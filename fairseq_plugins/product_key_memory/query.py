@@ -113,7 +113,6 @@ class QueryNetwork(nn.Module):
         hidden_dims: widths of the perceptron's hidden layers.
         batch_norm: normalise each dimension over the tokens, so that more keys are used (sections
             3.1 and 4.5).
-        layer_norm: normalise each query over its dimensions.
         dropout: rate of the dropout of the queries.
         input_dropout: rate of the dropout of the tokens.
     """
@@ -125,7 +124,6 @@ class QueryNetwork(nn.Module):
         query_dim: int,
         hidden_dims: Sequence[int] = (),
         batch_norm: bool = False,
-        layer_norm: bool = False,
         dropout: float = 0.0,
         input_dropout: float = 0.0,
     ) -> None:
@@ -137,7 +135,6 @@ class QueryNetwork(nn.Module):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
         self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
-        self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
         self.dropout = nn.Dropout(dropout)
         self.heads = heads
 
@@ -149,7 +146,4 @@ class QueryNetwork(nn.Module):
             mask = () if tokens is None else (tokens,)
             queries = self.batch_norm(queries, *mask)
         # (N, H·d_q) -> (N, H, d_q)
-        queries = queries.unflatten(-1, (self.heads, -1))
-        if self.layer_norm is not None:
-            queries = self.layer_norm(queries)
-        return self.dropout(queries)
+        return self.dropout(queries.unflatten(-1, (self.heads, -1)))

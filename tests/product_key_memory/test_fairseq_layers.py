@@ -50,12 +50,12 @@ def test_memory_builder_passes_on_every_option():
     same = {"slots": 20, "knn": 7, "value_dim": 9, "keys": "flat", "kernel": "plain"}
     choices = {
         **{"heads": 3, "query_dim": 6, "query_hidden_dims": "8,10", "query_dropout": 0.1},
-        **{"query_batch_norm": True, "query_layer_norm": True, "input_dropout": 0.2},
-        **{"output_norm": True, "output_gate": True, "value_dropout": 0.3},
+        **{"query_batch_norm": True, "input_dropout": 0.2},
+        **{"output_gate": True, "value_dropout": 0.3},
     }
-    query = {"hidden_dims": (8, 10), "batch_norm": True, "layer_norm": True}
+    query = {"hidden_dims": (8, 10), "batch_norm": True}
     query |= {"dropout": 0.1, "input_dropout": 0.2}
-    output = {"norm": True, "gate": True, "dropout": 0.3}
+    output = {"gate": True, "dropout": 0.3}
     built = build_from_options(5, **same, **choices)
     expected = build_memory(5, 3, 6, query, output, **same)
     shapes = [

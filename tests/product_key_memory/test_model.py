@@ -69,10 +69,10 @@ def test_models_refuse_impossible_options(build_it, options, words):
 
 @pytest.mark.parametrize("build_it", [tiny_language_model, tiny_transformer])
 def test_memory_options_without_a_memory_cause_a_warning(build_it, caplog):
-    build_it(memory_output_norm=True, memory_optimizer=None)
+    build_it(memory_output_gate=True, memory_optimizer=None)
     (warning,) = (text for text in caplog.messages if "memory" in text)
     assert "memory-layers for --memory-slots, " in warning
-    assert "--memory-output-norm" in warning
+    assert "--memory-output-gate" in warning
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
