@@ -7,12 +7,10 @@ import hashlib
 import logging
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
@@ -51,11 +49,7 @@ class DictionaryDigest(nn.Module):
 
 
 def attach_digest(model: nn.Module, task: Any) -> None:
-    """Let a model refuse checkpoints of other dictionaries than the task's.
-
-    Raises ``ValueError`` if the folders of DATA, one for each epoch, have different dictionaries.
-    """
-    _check_folders(task)
+    """Let a model refuse checkpoints of other dictionaries than the task's."""
     sides = ("source", "target")
     dictionaries = {side: getattr(task, f"{side}_dictionary", None) for side in sides}
     # --store-ema averages all numbers of a state, except under names with "version"
@@ -68,22 +62,6 @@ def digest(dictionary: Dictionary) -> Tensor:
     """Return a hash (8,) of a dictionary's symbols, in their order."""
     hashed = hashlib.sha256("\n".join(dictionary.symbols).encode())
     return torch.tensor(struct.unpack("<8I", hashed.digest()))
-
-
-def _check_folders(task: Any) -> None:
-    folders = utils.split_paths(getattr(getattr(task, "cfg", None), "data", None) or "")
-    for folder in folders[1:]:
-        for path in Path(folder).glob("dict*.txt"):
-            first = Path(folders[0]) / path.name
-            if first.is_file() and not _have_same_symbols(first, path):
-                raise ValueError(
-                    f"DATA has {first} and {path}, which differ: binarize all folders with the "
-                    "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
-                )
-
-
-def _have_same_symbols(one: Path, other: Path) -> bool:
-    return Dictionary.load(str(one)).symbols == Dictionary.load(str(other)).symbols
 
 
 def log_unknown(unknown: int, tokens: int, text: str) -> None:

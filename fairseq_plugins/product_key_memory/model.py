@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.memory_options import (
     MemoryOptions,
     warn_without_memories,
 )
-from fairseq_plugins.fairseq_integration.options import flag, option, warn_amp_without_gpu
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -49,7 +49,6 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
     # only fairseq's language_modeling has these options
     add_bos_token: bool = II("oc.select:task.add_bos_token,false")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions,null")
-    amp: bool = II("oc.select:common.amp,false")
 
 
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
@@ -77,7 +76,6 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 "segment_language_modeling streams: give --task language_modeling, or --arch "
                 "transformer_xl, which takes --memory-layers too"
             )
-        warn_amp_without_gpu(cfg)
         _check_layers(cfg, "decoder", "memory_layers", cfg.memory_layers)
         for width in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(cfg, width) is None:
@@ -134,8 +132,6 @@ class MemoryTransformerOptions(MemoryOptions):
 class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
     """Options of ``pkm_transformer``: those of fairseq's ``transformer``, and the memories'."""
 
-    amp: bool = II("oc.select:common.amp,false")
-
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
 class MemoryTransformer(BuiltOnTransformer, TransformerModel):
@@ -149,7 +145,6 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
     ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        warn_amp_without_gpu(args)
         options = options_from(MemoryTransformerOptions, args)
         if not hasattr(args, "memory_optimizer"):
             options.memory_optimizer = getattr(args, "optimizer", None)

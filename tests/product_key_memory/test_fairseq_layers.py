@@ -121,15 +121,7 @@ SCALES = {"scale_attn": True, "scale_heads": True, "scale_resids": True}
     [
         ("translation", "encoder", {}),
         ("translation", "decoder", {"decoder_memory_layers": "2"}),
-        (
-            "translation",
-            "decoder",
-            {
-                "decoder_memory_layers": "2",
-                "cross_self_attention": True,
-                "no_cross_attention": True,
-            },
-        ),
+        ("translation", "decoder", {"decoder_memory_layers": "2", "cross_self_attention": True}),
         ("language model", "decoder", {}),
         ("language model", "decoder", SCALES),
     ],
