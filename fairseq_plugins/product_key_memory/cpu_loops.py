@@ -168,8 +168,8 @@ def select_pairs(scores, sums, slots):
 
 
 @compiled
-def sum_rows(rows, places, weights, starts, sums):
-    """Do what :func:`.cpu_kernels.sum_rows` does."""
+def segment_sum(rows, places, weights, starts, sums):
+    """Do what :func:`.cpu_kernels.segment_sum` does."""
     for u in numba.prange(len(sums)):
         first = starts[u]
         for i in range(rows.shape[1]):
@@ -180,8 +180,8 @@ def sum_rows(rows, places, weights, starts, sums):
 
 
 @compiled
-def update_rows(values, exp_avg, exp_avg_sq, rows, grads, numbers):
-    """Update rows by the rule of :mod:`.optimizer`.
+def adam_step(values, exp_avg, exp_avg_sq, rows, grads, numbers):
+    """Update rows by the rule of :mod:`.lazy_adam`.
 
     ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, the gradients' factor, the weight decay (the part of a
     value that is subtracted before the step), the step size and ε.

@@ -1,4 +1,4 @@
-"""Memories in models that fairseq trains, and in fairseq's own transformer layers.
+"""Memories in fairseq's own transformer layers.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3. A memory replaces the feed-forward
 sublayer, or follows it as a residual sublayer of its own (``--memory-interleave``).
@@ -25,136 +25,11 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.memory_options import MemoryOptions
-from fairseq_plugins.fairseq_integration.options import flag
-from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import hide_from_fairseq
-from fairseq_plugins.product_key_memory.query import QueryNetwork
-from fairseq_plugins.product_key_memory.values import Values
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class FairseqMemory(ProductKeyMemory):
-    """A memory that fairseq trains; it notices updates that leave out its hidden values."""
-
-    last_update = 0
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle; torch copies parameters without their marks."""
-        super().__setstate__(state)
-        if self.values.beside_autograd:
-            hide_from_fairseq(self)
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Check before each batch that the last update used the gradient of the values."""
-        unused = self.values.beside_autograd and self.values.weight.grad is not None
-        if unused and num_updates > self.last_update:
-            raise ValueError(
-                "an update was made without the values of a product-key memory: --optimizer "
-                "adam_with_memory has to see the model's parameters one by one; give "
-                "--fp16-no-flatten-grads with --fp16, and do not wrap the optimizer"
-            )
-        self.last_update = num_updates
-
-
-class MemoryBuilder:
-    """Builds the memories of a stack of layers: ``builder(number)``, layer by layer.
-
-    Args:
-        options: options of memories.
-        embed_dim: d.
-        num_layers: the number of layers.
-        option: name of the option that says which layers have a memory.
-        values: values to share.
-    """
-
-    def __init__(
-        self,
-        options: MemoryOptions,
-        embed_dim: int,
-        num_layers: int,
-        option: str = "memory_layers",
-        values: Values | None = None,
-    ) -> None:
-        self.options = options
-        self.embed_dim = embed_dim
-        self.numbers = parse_memory_layers(getattr(options, option), num_layers, flag(option))
-        self.values = values
-
-    def __call__(self, number: int) -> FairseqMemory | None:
-        """Return the memory of layer ``number``, from 1, or None if it has none."""
-        return self.build() if number in self.numbers else None
-
-    def build(self) -> FairseqMemory:
-        """Return the next memory."""
-        options, embed_dim = self.options, self.embed_dim
-        for name in ("heads", "query_dim", "value_dim"):
-            size = getattr(options, f"memory_{name}")
-            if size is not None and size < 1:
-                raise ValueError(f"{flag(f'memory_{name}')} is {size}: it must be at least 1")
-        for name in ("query_dropout", "input_dropout", "value_dropout"):
-            rate = getattr(options, f"memory_{name}")
-            if not 0 <= rate < 1:
-                raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
-        widths = "give widths with commas between them, such as 512,512"
-        query = QueryNetwork(
-            embed_dim,
-            options.memory_heads,
-            options.memory_query_dim,
-            _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
-            options.memory_query_batch_norm,
-            options.memory_query_dropout,
-            options.memory_input_dropout,
-        )
-        memory = FairseqMemory(
-            embed_dim,
-            options.memory_slots,
-            options.memory_heads,
-            options.memory_knn,
-            options.memory_query_dim,
-            options.memory_value_dim,
-            str(options.memory_keys),
-            str(options.memory_kernel),
-            query=query,
-            # initial values are drawn in the order of the computation: the output's are the last
-            output=nn.Identity(),
-            values=self.values,
-        )
-        memory.output = MemoryOutput(
-            embed_dim,
-            memory.values.weight.size(1),
-            options.memory_output_gate,
-            options.memory_value_dropout,
-        )
-        if options.memory_optimizer == "adam_with_memory":
-            hide_from_fairseq(memory)
-        if options.memory_share_values:
-            self.values = memory.values
-        return memory
-
-
-def parse_memory_layers(text: str | None, num_layers: int, option: str) -> list[int]:
-    """Return the sorted numbers, from 1, of the layers with a memory; [] for None or ""."""
-    numbers = _parse_integers(text, option, "give numbers of layers, such as 6,12")
-    if len({*numbers} & {*range(1, num_layers + 1)}) < len(numbers):
-        raise ValueError(f"{option} is {text!r}: name layers from 1 to {num_layers}, each once")
-    return sorted(numbers)
-
-
-def _parse_integers(text: str | int | None, option: str, remedy: str) -> list[int]:
-    """Return the numbers in an option's text, such as "6,12"; [] for None or ""."""
-    if text is None or text == "":
-        return []
-    try:
-        # --model-overrides may give a number
-        return [int(number) for number in str(text).split(",")]
-    except ValueError:
-        raise ValueError(f"{option} is {text!r}: {remedy}") from None
-
-
-# --- fairseq's layers
 
 
 class _MemoryLayer(nn.Module):
@@ -246,13 +121,16 @@ def put_memories(
 ) -> None:
     """Replace the layers of fairseq's ``stack`` that have a memory."""
     cfg = stack.cfg
-    for number in builder.numbers:
+    for index in range(len(stack.layers)):
+        memory = builder(index + 1)
+        if memory is None:
+            continue
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer, memory = stack.layers[number - 1], builder.build()
+        layer = stack.layers[index]
         if isinstance(layer, TransformerEncoderLayerBase):
             layer = MemoryEncoderLayer(cfg, memory, interleave)
         else:
             layer = MemoryDecoderLayer(cfg, memory, interleave, layer.encoder_attn is None)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        stack.layers[number - 1] = layer
+        stack.layers[index] = layer

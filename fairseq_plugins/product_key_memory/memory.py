@@ -50,6 +50,8 @@ class ProductKeyMemory(nn.Module):
         values: those of another memory, to share them.
     """
 
+    values_class = Values
+
     def __init__(
         self,
         embed_dim: int,
@@ -87,7 +89,7 @@ class ProductKeyMemory(nn.Module):
         self.query = QueryNetwork(embed_dim, heads, query_dim) if query is None else query
         self.keys = KEYS[keys](heads, slots, query_dim, kernel)
         if values is None:
-            self.values = Values(slots, value_dim, kernel, sparse)
+            self.values = self.values_class(slots, value_dim, kernel, sparse)
         else:
             # one parameter in two modules: torch.func would not restore a module with two paths
             self.values = copy.deepcopy(values, {id(values.weight): values.weight})

@@ -17,11 +17,6 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import II, OmegaConf
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.memory_options import (
-    MemoryLayersOptions,
-    MemoryOptions,
-    warn_without_memories,
-)
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
@@ -30,7 +25,13 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, put_memories
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
+from fairseq_plugins.product_key_memory.options import (
+    MemoryLayersOptions,
+    MemoryOptions,
+    warn_without_memories,
+)
 
 _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos for sinusoids"
 

@@ -12,8 +12,8 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.memory_options import MemoryLayersOptions
 from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
 

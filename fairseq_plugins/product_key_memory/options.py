@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import Optional
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.options import flag, option
@@ -46,10 +46,10 @@ class MemoryOptions(FairseqDataclass):
     memory_query_dropout: float = option(0.0, "dropout of the queries")
     memory_input_dropout: float = option(0.0, "dropout of a memory's input")
     memory_value_dropout: float = option(0.0, "dropout of the sum of values")
-    memory_keys: ChoiceEnum(["product", "flat"]) = option(
+    memory_keys: str = option(
         "product", "product keys, or flat keys, all of which are searched (section 4.5)"
     )
-    memory_kernel: ChoiceEnum(["fast", "plain"]) = option(
+    memory_kernel: str = option(
         "fast",
         "how slots are searched and summed: fast, or plain, the paper's equations in PyTorch's "
         "operations, which is slow; fast flat keys use faiss where it is installed",
