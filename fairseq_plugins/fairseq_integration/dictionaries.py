@@ -1,6 +1,6 @@
 """The digest of a model's dictionaries in its state, and the share of ``<unk>`` in a text.
 
-Another dictionary of the same size would fit the model and give wrong figures.
+Another dictionary of the same size would fit the model and give wrong losses.
 """
 
 import hashlib
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-# Figures of a text with more <unk> than this share say little: <unk> is easy to predict.
+# Losses on a text with more <unk> than this share say little: <unk> is easy to predict.
 _MOST_UNKNOWN = 0.01
 # tokens that are compared at once
 _TOKENS_AT_ONCE = 2**24
@@ -35,7 +36,7 @@ class DictionaryDigest(nn.Module):
             self.register_buffer(side, digest(dictionary))
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **options: Any
+        self, state_dict: Mapping[str, Any], prefix: str, *rest: object
     ) -> None:
         """Compare the digests with those of a state, if it has any; torch calls this."""
         for side, expected in self.named_buffers(recurse=False):
@@ -48,7 +49,7 @@ class DictionaryDigest(nn.Module):
                 )
 
 
-def attach_digest(model: nn.Module, task: Any) -> None:
+def attach_digest(model: nn.Module, task: FairseqTask) -> None:
     """Let a model refuse checkpoints of other dictionaries than the task's."""
     sides = ("source", "target")
     dictionaries = {side: getattr(task, f"{side}_dictionary", None) for side in sides}

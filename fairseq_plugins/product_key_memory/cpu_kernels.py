@@ -66,11 +66,7 @@ def segment_sum(
 
 
 def adam_step(
-    values: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    rows: Tensor,
-    grads: Tensor,
+    *tensors: Tensor,
     betas: tuple[float, float],
     scale: Tensor,
     decay: float,
@@ -78,6 +74,6 @@ def adam_step(
     eps: float,
 ) -> None:
     """Do what :func:`.lazy_adam.adam_step` does."""
-    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
     numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
+    arrays = (x.detach().numpy() for x in tensors)
     import_loops().adam_step(*arrays, np.array(numbers, dtype=np.float32))

@@ -11,14 +11,11 @@ import math
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
 import torch
-
-# 1/0 is infinite, as in numpy: an exception would prevent vector instructions
-OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
+from numba.core.dispatcher import Dispatcher
 
 # fairseq turns on every library's debugging log
 logging.getLogger("numba").setLevel(logging.WARNING)
@@ -35,7 +32,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.cache
-    def version(parallel: bool, signature: tuple, cached: bool) -> Any:
+    def version(parallel: bool, signature: tuple, cached: bool) -> Dispatcher:
         from llvmlite import binding
 
         processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
@@ -43,10 +40,12 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
         named = types.FunctionType(loop.__code__, loop.__globals__, loop.__name__)
         named.__qualname__ = f"{loop.__name__}_{hashlib.sha256(known).hexdigest()[:16]}"
         named.__module__ = loop.__module__
-        return numba.njit(cache=cached, parallel=parallel, **OPTIONS)(named)
+        # 1/0 is infinite, as in numpy: an exception would prevent vector instructions
+        compile_loop = numba.njit(cache=cached, parallel=parallel, nogil=True, error_model="numpy")
+        return compile_loop(named)
 
     @functools.wraps(loop)
-    def run(*arguments: Any) -> None:
+    def run(*arguments: np.ndarray) -> None:
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
         if threads > 1:
             numba.set_num_threads(threads)

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fairseq.models.transformer import (
-    TransformerConfig,
-    TransformerDecoderBase,
-    TransformerEncoderBase,
-)
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import (
@@ -28,14 +24,15 @@ from torch import Tensor, nn
 from fairseq_plugins.product_key_memory.builder import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 class _MemoryLayer(nn.Module):
-    """Base class of both kinds of layers: fairseq's, with a memory."""
+    """Base class of both kinds of layers: fairseq's, with a memory; list it before fairseq's."""
 
-    def _put(self, memory: ProductKeyMemory, interleave: bool) -> None:
+    # the argument of fairseq's layer, (B, S), that is true for padding
+    padding_mask: str
+
+    def put(self, memory: ProductKeyMemory, interleave: bool) -> None:
+        """Let ``memory`` replace the feed-forward sublayer, or follow it if ``interleave``."""
         self.interleave = interleave
         # modules are in the order of the computation
         if interleave:
@@ -50,68 +47,36 @@ class _MemoryLayer(nn.Module):
         self.memory = memory
         self.final_layer_norm = final_layer_norm
 
-    def _read(self, padding_mask: Tensor | None, x: Tensor) -> Tensor:
-        """Map ``x`` (T, B, d) to (T, B, d), given the mask (B, S) of the padding so far."""
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        """Map ``x`` (T, B, d) to (T, B, d), and return what else fairseq's layer returns."""
+        padding_mask = options.get(self.padding_mask)
         if padding_mask is not None:
             # (B, S) -> (T, B)
             padding_mask = padding_mask[:, -len(x) :].t()
-        return self.memory(x, padding_mask)
-
-    def _with_mask(self, padding_mask: Tensor | None) -> Self:
-        """Return the layer for one pass: a copy whose fc1 is the memory, called with the mask."""
-        if self.interleave:
-            return self
-        layer = copy.copy(self)
-        layer.fc1 = partial(self._read, padding_mask)
-        return layer
-
-    def _follow(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Add the sublayer of an interleaved memory to ``x`` (T, B, d)."""
+        read = partial(self.memory, padding_mask=padding_mask)
         if not self.interleave:
-            return x
+            # for one pass, a copy of the layer whose fc1 is the memory
+            layer = copy.copy(self)
+            layer.fc1 = read
+            return super(_MemoryLayer, layer).forward(x, *args, **options)
+        result = super().forward(x, *args, **options)
+        x, *others = result if isinstance(result, tuple) else (result,)
         entering = self.memory_layer_norm(x) if self.normalize_before else x
-        x = x + self.dropout_module(self._read(padding_mask, entering))
-        return x if self.normalize_before else self.memory_layer_norm(x)
+        x = x + self.dropout_module(read(entering))
+        x = x if self.normalize_before else self.memory_layer_norm(x)
+        return (x, *others) if others else x
 
 
 class MemoryEncoderLayer(_MemoryLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with a memory instead of its feed-forward sublayer, or after it."""
+    """fairseq's encoder layer with a memory."""
 
-    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
-        super().__init__(cfg)
-        self._put(memory, interleave)
-
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
-        """Map ``x`` (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
-        layer = self._with_mask(encoder_padding_mask)
-        x = TransformerEncoderLayerBase.forward(layer, x, encoder_padding_mask)
-        return self._follow(x, encoder_padding_mask)
+    padding_mask = "encoder_padding_mask"
 
 
 class MemoryDecoderLayer(_MemoryLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with a memory instead of its feed-forward sublayer, or after it."""
+    """fairseq's decoder layer with a memory."""
 
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        memory: ProductKeyMemory,
-        interleave: bool,
-        no_encoder_attn: bool = False,
-    ) -> None:
-        super().__init__(cfg, no_encoder_attn)
-        self._put(memory, interleave)
-
-    def forward(
-        self, x: Tensor, *args: Any, self_attn_padding_mask: Tensor | None = None, **options: Any
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """Map ``x`` (T, B, d) to (T, B, d), and return what else fairseq's layer returns.
-
-        ``self_attn_padding_mask`` (B, S) is true for padding.
-        """
-        layer = self._with_mask(self_attn_padding_mask)
-        options["self_attn_padding_mask"] = self_attn_padding_mask
-        x, weights, state = TransformerDecoderLayerBase.forward(layer, x, *args, **options)
-        return self._follow(x, self_attn_padding_mask), weights, state
+    padding_mask = "self_attn_padding_mask"
 
 
 def put_memories(
@@ -128,9 +93,10 @@ def put_memories(
         # iterating over the list may drop layers (--decoder-layerdrop)
         layer = stack.layers[index]
         if isinstance(layer, TransformerEncoderLayerBase):
-            layer = MemoryEncoderLayer(cfg, memory, interleave)
+            layer = MemoryEncoderLayer(cfg)
         else:
-            layer = MemoryDecoderLayer(cfg, memory, interleave, layer.encoder_attn is None)
+            layer = MemoryDecoderLayer(cfg, layer.encoder_attn is None)
+        layer.put(memory, interleave)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         stack.layers[index] = layer

@@ -14,7 +14,8 @@ from typing import Any, Optional
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from omegaconf import II, OmegaConf
+from fairseq.tasks import FairseqTask
+from omegaconf import II, DictConfig, OmegaConf
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.fairseq_integration.options import flag, option
@@ -69,7 +70,9 @@ class MemoryLanguageModel(TransformerLanguageModel):
         super().add_args(parser)
 
     @classmethod
-    def build_model(cls, cfg: MemoryLanguageModelConfig, task: Any) -> "MemoryLanguageModel":
+    def build_model(
+        cls, cfg: MemoryLanguageModelConfig, task: FairseqTask
+    ) -> "MemoryLanguageModel":
         """Build the model for the task's dictionary."""
         if getattr(task, "reads_streams", False):
             raise ValueError(
@@ -93,7 +96,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
         attach_digest(model, task)
         return model
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
         """Prepare to score or generate; refuse blocks that are longer than the positions.
 
         fairseq would skip longer blocks and report a figure for the rest.
@@ -142,7 +145,7 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
 
     @classmethod
     def build_model(
-        cls, cfg: MemoryTransformerConfig | argparse.Namespace, task: Any
+        cls, cfg: MemoryTransformerConfig | argparse.Namespace, task: FairseqTask
     ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
@@ -166,7 +169,9 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
         return model
 
 
-def _check_layers(cfg: Any, part: str, name: str, layers: str | None) -> None:
+def _check_layers(
+    cfg: MemoryLanguageModelConfig | argparse.Namespace, part: str, name: str, layers: str | None
+) -> None:
     """Refuse options that memories in ``layers``, which the option ``name`` gives, exclude."""
     # both change the numbers of layers
     for other in (f"{part}_layers_to_keep", "base_layers"):
