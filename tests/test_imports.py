@@ -83,7 +83,7 @@ def test_a_segment_model_imports_no_memory_before_it_has_one(paper):
 # files on the plain side of a paper's folder
 PLAIN = {
     "product_key_memory": "memory query search values lazy_adam cpu_kernels cpu_loops usage",
-    "all_attention": "network attention adaptive_span persistent_vectors",
+    "all_attention": "network attention adaptive_span persistent_vectors adagrad_with_clip",
     "transformer_xl": "network dropout",
     "weighted_transformer": "layers as_written branch_weights",
 }
