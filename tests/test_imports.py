@@ -17,6 +17,9 @@ PACKAGES = {
     "python_interface": {"segment_language_model", "fairseq_integration"},
 }
 
+# fairseq, and what it brings
+FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
+
 
 def statements(file, in_functions=True):
     """Return the syntax nodes of a file except its docstrings."""
@@ -71,4 +74,29 @@ def test_a_package_imports_only_from_those_below_it(package):
 def test_a_segment_model_imports_no_memory_before_it_has_one(paper):
     files = reached(PLUGIN / paper / "model.py")
     packages = {file.parent.name for file in files}
-    assert packages == {paper, "segment_language_model", "fairseq_integration"}
+    shared = {"segment_language_model", "product_key_memory", "fairseq_integration"}
+    assert packages == {paper, *shared}
+    memory = {file.name for file in files if file.parent.name == "product_key_memory"}
+    assert memory == {"__init__.py", "options.py"}
+
+
+# files on the plain side of a paper's folder
+PLAIN = {
+    "product_key_memory": "memory query search values lazy_adam cpu_kernels cpu_loops usage",
+    "all_attention": "network attention adaptive_span persistent_vectors adagrad_with_clip",
+    "transformer_xl": "network dropout",
+    "weighted_transformer": "layers as_written branch_weights",
+}
+
+
+@pytest.mark.parametrize("paper", PLAIN)
+def test_the_plain_side_imports_nothing_of_fairseqs(paper):
+    for name in PLAIN[paper].split():
+        files = reached(PLUGIN / paper / f"{name}.py")
+        assert not {"fairseq_integration"} & {file.parent.name for file in files}
+        assert {file.stem for file in files if file.parent.name == paper} <= {
+            "__init__",
+            *PLAIN[paper].split(),
+        }
+        imports = [each for file in files for each in imported(file)]
+        assert [each for each in imports if each.split(".")[0] in FAIRSEQ] == []
