@@ -81,7 +81,6 @@ class Attention(nn.Module):
                 new = self._split(project(key))
                 past[name] = torch.cat([past[name], new], 2) if name in past else new
         keys, values = past["keys"], past["values"]
-        weights = None
         if need_weights:
             scores = (queries * queries.size(-1) ** -0.5) @ keys.mT
             if mask is not None:
@@ -89,7 +88,7 @@ class Attention(nn.Module):
             weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float))
             heads = self.dropout(weights.to(scores.dtype)) @ values
         else:
-            rate = self.dropout.p if self.dropout.training else 0.0
+            weights, rate = None, self.dropout.p if self.dropout.training else 0.0
             heads = F.scaled_dot_product_attention(queries, keys, values, mask, rate)
         return self.out_proj(heads.movedim(2, self.time_dim).flatten(2)), weights
 
@@ -254,8 +253,8 @@ class WeightedDecoderLayer(WeightedEncoderLayer):
         To decode token by token, give all calls the same ``pasts``, a dictionary for "self" and one
         for "encoder", which hold keys and values, and ``encoder_out`` to the first call alone.
         """
-        pasts = {} if pasts is None else pasts
-        h, _ = self.attend("self", x, mask=self_mask, past=pasts.get("self"))
-        options = {"mask": mask, "past": pasts.get("encoder"), "need_weights": need_weights}
+        pasts = {"self": {}, "encoder": {}} if pasts is None else pasts
+        h, _ = self.attend("self", x, mask=self_mask, past=pasts["self"])
+        options = {"mask": mask, "past": pasts["encoder"], "need_weights": need_weights}
         h, weights = self.attend("encoder", h, encoder_out, **options)
         return self.feed_forward(h), weights
