@@ -1,4 +1,4 @@
-"""Subpackages import in one direction; models import what they need."""
+"""Rooms import in one direction; in each room, plain PyTorch imports nothing of fairseq's side."""
 
 import ast
 
@@ -16,9 +16,26 @@ PACKAGES = {
     "all_attention": {"segment_language_model", "fairseq_integration"},
     "python_interface": {"segment_language_model", "fairseq_integration"},
 }
-
-# fairseq, and what it brings
-FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
+# the files of each room that know fairseq; all others are plain PyTorch
+FAIRSEQ_SIDE = {
+    "product_key_memory": "builder fairseq_layers fairseq_memory model optimizer options",
+    "weighted_transformer": "fairseq_layers model optimizer options",
+    "segment_language_model": "adaptive_softmax evaluation generation loss model options "
+    "prompt_readers split streams task",
+    "transformer_xl": "model",
+    "all_attention": "model optimizer",
+}
+PLAIN = [
+    *(PLUGIN / name for name in ("modules/__init__.py", "precision.py", "units.py")),
+    *(
+        file
+        for room, names in FAIRSEQ_SIDE.items()
+        for file in sorted((PLUGIN / room).glob("*.py"))
+        if file.stem not in names.split()
+    ),
+]
+# fairseq and what it is configured with
+FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 
 
 def statements(file, in_functions=True):
@@ -59,7 +76,7 @@ def reached(file):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_only_from_those_below_it(package):
-    allowed = {package, "__version__", "precision"} | PACKAGES[package]
+    allowed = {package, "__version__", "precision", "units"} | PACKAGES[package]
     wrong = [
         (file.name, name)
         for file in (PLUGIN / package).glob("*.py")
@@ -80,23 +97,19 @@ def test_a_segment_model_imports_no_memory_before_it_has_one(paper):
     assert memory == {"__init__.py", "options.py"}
 
 
-# files on the plain side of a paper's folder
-PLAIN = {
-    "product_key_memory": "memory query search values lazy_adam cpu_kernels cpu_loops usage",
-    "all_attention": "network attention adaptive_span persistent_vectors adagrad_with_clip",
-    "transformer_xl": "network dropout",
-    "weighted_transformer": "layers as_written branch_weights",
-}
+@pytest.mark.parametrize("file", PLAIN, ids=lambda file: str(file.relative_to(PLUGIN)))
+def test_plain_pytorch_imports_only_plain_pytorch(file):
+    wrong = []
+    for name in imported(file):
+        path = ROOT.joinpath(*name.split("."))
+        files = [made.with_suffix(".py") for made in (path, path.parent, path / "__init__")]
+        made = next((each for each in files if each.is_file()), None)
+        ours = name.startswith("fairseq_plugins.")
+        if name.split(".")[0] in FAIRSEQ or (ours and made is not None and made not in PLAIN):
+            wrong.append(name)
+    assert wrong == []
 
 
-@pytest.mark.parametrize("paper", PLAIN)
-def test_the_plain_side_imports_nothing_of_fairseqs(paper):
-    for name in PLAIN[paper].split():
-        files = reached(PLUGIN / paper / f"{name}.py")
-        assert not {"fairseq_integration"} & {file.parent.name for file in files}
-        assert {file.stem for file in files if file.parent.name == paper} <= {
-            "__init__",
-            *PLAIN[paper].split(),
-        }
-        imports = [each for file in files for each in imported(file)]
-        assert [each for each in imports if each.split(".")[0] in FAIRSEQ] == []
+def test_translation_imports_nothing_of_language_models():
+    for file in ("python_interface/translation.py", "weighted_transformer/model.py"):
+        assert "segment_language_model" not in {made.parent.name for made in reached(PLUGIN / file)}
