@@ -12,7 +12,7 @@ from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
 SPARSE = {"memory_layers": "2", "memory_optimizer": "adam_with_memory", **MEMORY}
 SPANS = {"adaptive_span": True, "span_ramp": 2, "attention_span": 6}
 LOCKED = {"locked_dropout": True, "word_dropout": 0.1, "dropout": 0.1, "attention_dropout": 0.1}
-SWITCHES = ("query_batch_norm", "query_layer_norm", "output_gate", "output_norm")
+SWITCHES = ("query_batch_norm", "output_gate")
 TRANSLATION_MEMORIES = {
     "encoder_memory_layers": "1",
     "decoder_memory_layers": "2",

@@ -1,4 +1,4 @@
-"""Subpackages import in one direction; models import what they need."""
+"""Rooms import in one direction; in each room, plain PyTorch imports nothing of fairseq's side."""
 
 import ast
 
@@ -16,6 +16,26 @@ PACKAGES = {
     "all_attention": {"segment_language_model", "fairseq_integration"},
     "python_interface": {"segment_language_model", "fairseq_integration"},
 }
+# the files of each room that know fairseq; all others are plain PyTorch
+FAIRSEQ_SIDE = {
+    "product_key_memory": "builder fairseq_layers fairseq_memory model optimizer options",
+    "weighted_transformer": "fairseq_layers model optimizer options",
+    "segment_language_model": "adaptive_softmax evaluation generation loss model options "
+    "prompt_readers split streams task",
+    "transformer_xl": "model",
+    "all_attention": "model optimizer",
+}
+PLAIN = [
+    *(PLUGIN / name for name in ("modules/__init__.py", "precision.py", "units.py")),
+    *(
+        file
+        for room, names in FAIRSEQ_SIDE.items()
+        for file in sorted((PLUGIN / room).glob("*.py"))
+        if file.stem not in names.split()
+    ),
+]
+# fairseq and what it is configured with
+FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 
 
 def statements(file, in_functions=True):
@@ -56,7 +76,7 @@ def reached(file):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_only_from_those_below_it(package):
-    allowed = {package, "__version__", "precision"} | PACKAGES[package]
+    allowed = {package, "__version__", "precision", "units"} | PACKAGES[package]
     wrong = [
         (file.name, name)
         for file in (PLUGIN / package).glob("*.py")
@@ -71,4 +91,25 @@ def test_a_package_imports_only_from_those_below_it(package):
 def test_a_segment_model_imports_no_memory_before_it_has_one(paper):
     files = reached(PLUGIN / paper / "model.py")
     packages = {file.parent.name for file in files}
-    assert packages == {paper, "segment_language_model", "fairseq_integration"}
+    shared = {"segment_language_model", "product_key_memory", "fairseq_integration"}
+    assert packages == {paper, *shared}
+    memory = {file.name for file in files if file.parent.name == "product_key_memory"}
+    assert memory == {"__init__.py", "options.py"}
+
+
+@pytest.mark.parametrize("file", PLAIN, ids=lambda file: str(file.relative_to(PLUGIN)))
+def test_plain_pytorch_imports_only_plain_pytorch(file):
+    wrong = []
+    for name in imported(file):
+        path = ROOT.joinpath(*name.split("."))
+        files = [made.with_suffix(".py") for made in (path, path.parent, path / "__init__")]
+        made = next((each for each in files if each.is_file()), None)
+        ours = name.startswith("fairseq_plugins.")
+        if name.split(".")[0] in FAIRSEQ or (ours and made is not None and made not in PLAIN):
+            wrong.append(name)
+    assert wrong == []
+
+
+def test_translation_imports_nothing_of_language_models():
+    for file in ("python_interface/translation.py", "weighted_transformer/model.py"):
+        assert "segment_language_model" not in {made.parent.name for made in reached(PLUGIN / file)}

@@ -10,17 +10,10 @@ the step, and its learning rate of 0.07 belongs to this rule::
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.dataclass import FairseqDataclass
-from fairseq.optim import FairseqOptimizer, register_optimizer
-from omegaconf import II
 from torch import Tensor, nn
-
-from fairseq_plugins.fairseq_integration.options import option
-from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep
 
 EPSILON = 1e-10
 
@@ -85,50 +78,3 @@ class AdagradWithClip(torch.optim.Optimizer):
         if "sum" not in state:
             state["sum"] = torch.zeros_like(parameter)
         return state["sum"]
-
-
-@dataclass
-class AdagradWithClipConfig(FairseqDataclass):
-    """Options of ``--optimizer adagrad_with_clip``."""
-
-    adagrad_clip: float = option(
-        0.03, "largest norm of a parameter's gradient before its step is shortened; 0 for no limit"
-    )
-    weight_decay: float = option(0.0, "fraction of each parameter to add to its gradient")
-    lr: list[float] = II("optimization.lr")
-
-
-@register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
-class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
-    """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``."""
-
-    def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
-        super().__init__(cfg)
-        self._optimizer = AdagradWithClip(params, **self.optimizer_config)
-
-    @property
-    def optimizer_config(self) -> dict[str, float]:
-        """Return the arguments of :class:`AdagradWithClip`."""
-        return {
-            "lr": self.cfg.lr[0],
-            "clip": self.cfg.adagrad_clip,
-            "weight_decay": self.cfg.weight_decay,
-        }
-
-    def load_state_dict(
-        self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None
-    ) -> None:
-        """Load a checkpoint's sums and learning rate, but not its clip and decay.
-
-        ``optimizer_overrides`` (``--optimizer-overrides``) win over both.
-        """
-        current = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
-        super().load_state_dict(state_dict, {**current, **(optimizer_overrides or {})})
-        for parameter, state in self._optimizer.state.items():
-            if state["sum"].shape != parameter.shape:
-                raise ValueError(
-                    "the checkpoint's optimizer state has a tensor of shape "
-                    f"{tuple(state['sum'].shape)} for a parameter of shape "
-                    f"{tuple(parameter.shape)}, as after another --attention-span: give "
-                    "--reset-optimizer, or --finetune-from-model"
-                )

@@ -63,7 +63,7 @@ class SoftmaxFeedForward(nn.Module):
         self.persistent = PersistentVectors(num_vectors, 1, embed_dim, kernel)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Map (B, T, d) to (B, T, d); padding is computed like any token."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, d) to (B, T, d)."""
         query = (x / math.sqrt(x.size(-1))).unsqueeze(0)
         return self.persistent.attend(query, self.dropout if self.training else 0.0).squeeze(0)

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import EpochBatchIterator, FairseqDataset
+from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
 from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
@@ -67,7 +70,7 @@ def _keep_batches(load: Callable[..., Any]) -> Callable[..., Any]:
     differs after resuming: the rest of the epoch would repeat some sentences and skip others.
     """
 
-    def load_checkpoint(cfg: Any, trainer: Any, **options: Any) -> Any:
+    def load_checkpoint(cfg: CheckpointConfig, trainer: Trainer, **options: Any) -> tuple:
         """Restore a training from its checkpoint, or begin one."""
         task = trainer.task
         if type(task).get_batch_iterator is not FairseqTask.get_batch_iterator or getattr(
@@ -78,7 +81,9 @@ def _keep_batches(load: Callable[..., Any]) -> Callable[..., Any]:
         make = task.get_batch_iterator
         seed_grows = trainer.cfg.dataset.update_ordered_indices_seed
 
-        def make_as_in_first_epoch(dataset: Any, *args: Any, **batching: Any) -> Any:
+        def make_as_in_first_epoch(
+            dataset: FairseqDataset, *args: Any, **batching: Any
+        ) -> EpochBatchIterator:
             anew = batching.get("disable_iterator_cache") or batching.get("update_epoch_batch_itr")
             if task.can_reuse_epoch_itr(dataset) and not anew:
                 if seed_grows:
@@ -98,7 +103,7 @@ def _keep_batches(load: Callable[..., Any]) -> Callable[..., Any]:
 def _copy_whole(copy: Callable[..., Any]) -> Callable[..., Any]:
     """Return fairseq's ``copy`` of a file, whose result appears only when it is complete."""
 
-    def copy_whole(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    def copy_whole(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         """Copy a file; a failure leaves the file that was there before."""
         if not PathManager.supports_rename(dst_path):
             return copy(src_path, dst_path, overwrite=overwrite)

@@ -1,24 +1,23 @@
 """The digest of a model's dictionaries in its state, and the share of ``<unk>`` in a text.
 
-Another dictionary of the same size would fit the model and give wrong figures.
+Another dictionary of the same size would fit the model and give wrong losses.
 """
 
 import hashlib
 import logging
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.data import Dictionary
+from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-# Figures of a text with more <unk> than this share say little: <unk> is easy to predict.
+# Losses on a text with more <unk> than this share say little: <unk> is easy to predict.
 _MOST_UNKNOWN = 0.01
 # tokens that are compared at once
 _TOKENS_AT_ONCE = 2**24
@@ -37,7 +36,7 @@ class DictionaryDigest(nn.Module):
             self.register_buffer(side, digest(dictionary))
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **options: Any
+        self, state_dict: Mapping[str, Any], prefix: str, *rest: object
     ) -> None:
         """Compare the digests with those of a state, if it has any; torch calls this."""
         for side, expected in self.named_buffers(recurse=False):
@@ -50,12 +49,8 @@ class DictionaryDigest(nn.Module):
                 )
 
 
-def attach_digest(model: nn.Module, task: Any) -> None:
-    """Let a model refuse checkpoints of other dictionaries than the task's.
-
-    Raises ``ValueError`` if the folders of DATA, one for each epoch, have different dictionaries.
-    """
-    _check_folders(task)
+def attach_digest(model: nn.Module, task: FairseqTask) -> None:
+    """Let a model refuse checkpoints of other dictionaries than the task's."""
     sides = ("source", "target")
     dictionaries = {side: getattr(task, f"{side}_dictionary", None) for side in sides}
     # --store-ema averages all numbers of a state, except under names with "version"
@@ -68,22 +63,6 @@ def digest(dictionary: Dictionary) -> Tensor:
     """Return a hash (8,) of a dictionary's symbols, in their order."""
     hashed = hashlib.sha256("\n".join(dictionary.symbols).encode())
     return torch.tensor(struct.unpack("<8I", hashed.digest()))
-
-
-def _check_folders(task: Any) -> None:
-    folders = utils.split_paths(getattr(getattr(task, "cfg", None), "data", None) or "")
-    for folder in folders[1:]:
-        for path in Path(folder).glob("dict*.txt"):
-            first = Path(folders[0]) / path.name
-            if first.is_file() and not _have_same_symbols(first, path):
-                raise ValueError(
-                    f"DATA has {first} and {path}, which differ: binarize all folders with the "
-                    "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
-                )
-
-
-def _have_same_symbols(one: Path, other: Path) -> bool:
-    return Dictionary.load(str(one)).symbols == Dictionary.load(str(other)).symbols
 
 
 def log_unknown(unknown: int, tokens: int, text: str) -> None:

@@ -19,7 +19,7 @@ def flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def warn_amp_without_gpu(options: Any) -> None:
+def warn_amp_without_gpu(options: object) -> None:
     """Warn of ``--amp`` on a machine without a GPU, where fairseq ignores it."""
     # without a root configuration, the value is the name of the option that has it
     if getattr(options, "amp", False) is True and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Parameters with an update rule or a constraint of their own.
+"""Optimizers with update rules for single parameters, and parameters with constraints.
 
 With ``--fp16`` and ``--bf16`` fairseq updates a copy of the weights in fp32 and overwrites the
 model's weights with it. Constraints therefore project this copy, and the model gets the result.
@@ -12,7 +12,7 @@ Each callable projects a tensor in place; it has its parameter's shape and the c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     # layers import this file without fairseq
     from fairseq.optim import FairseqOptimizer, FP16Optimizer
     from fairseq.optim.adam import FairseqAdamConfig
-
-
-class UpdateRule:
-    """Base class of update rules for single parameters, which only some optimizers know."""
-
-
-Rule = TypeVar("Rule", bound=UpdateRule)
-
-
-def set_update_rule(parameter: nn.Parameter, rule: UpdateRule) -> None:
-    """Give ``parameter`` a rule, which fairseq's copies in single precision keep."""
-    # FP16Optimizer copies only this attribute
-    parameter.param_group = rule
-
-
-def update_rule(parameter: nn.Parameter, kind: type[Rule]) -> Rule | None:
-    """Return the rule of ``parameter``, or None if it has no rule of this kind."""
-    rule = getattr(parameter, "param_group", None)
-    return rule if isinstance(rule, kind) else None
 
 
 class OwnRulesStep:

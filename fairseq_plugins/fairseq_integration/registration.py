@@ -7,7 +7,7 @@ MODULES = (
     "segment_language_model.loss",
     "segment_language_model.task",
     "transformer_xl.model",
-    "all_attention.adagrad_with_clip",
+    "all_attention.optimizer",
     "all_attention.model",
     "product_key_memory.model",
     "product_key_memory.optimizer",

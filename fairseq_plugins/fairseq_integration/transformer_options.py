@@ -8,13 +8,14 @@ import dataclasses
 import inspect
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
-from omegaconf import II, OmegaConf
+from omegaconf import II, DictConfig, OmegaConf
 
+_Options = TypeVar("_Options", bound=FairseqDataclass)
 # the defaults that fairseq's model gives to missing parsed options
 _DERIVED: dict[str, tuple[Any, str | None]] = {
     "decoder_embed_dim": (int, II(".encoder_embed_dim")),
@@ -48,7 +49,7 @@ TransformerOptions = dataclasses.make_dataclass(
 TransformerOptions.__doc__ = "Options of fairseq's ``transformer``, with defaults."
 
 
-def parsed(cfg: Any) -> Namespace:
+def parsed(cfg: DictConfig | Namespace) -> Namespace:
     """Return a configuration of :class:`TransformerOptions` as fairseq's ``transformer`` takes it.
 
     Parsed options are returned as they are.
@@ -75,7 +76,7 @@ class BuiltOnTransformer:
         gen_parser_from_dataclass(parser, cls.added_options(), delete_default=True)
 
 
-def options_from(kind: type, args: Namespace) -> Any:
+def options_from(kind: type[_Options], args: Namespace) -> _Options:
     """Return a dataclass of options from parsed options, with its defaults for missing ones."""
     names = [option.name for option in dataclasses.fields(kind)]
     return kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})

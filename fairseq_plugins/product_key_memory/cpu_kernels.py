@@ -54,28 +54,26 @@ def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return sums, slots
 
 
-def sum_rows(rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums: Tensor) -> None:
+def segment_sum(
+    rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums: Tensor
+) -> None:
     """Write weighted sums of ``rows`` (M, d), which are contiguous, to ``sums`` (U, d).
 
     Sum u adds up the rows ``places[p]`` with ``weights[p]`` for p from ``starts[u]`` up to
     ``starts[u + 1]``. Places and weights are (P,), starts (U + 1,). No sum is empty.
     """
-    import_loops().sum_rows(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
+    import_loops().segment_sum(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
 
 
-def update_rows(
-    values: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    rows: Tensor,
-    grads: Tensor,
+def adam_step(
+    *tensors: Tensor,
     betas: tuple[float, float],
     scale: Tensor,
     decay: float,
     step_size: float,
     eps: float,
 ) -> None:
-    """Do what :func:`.optimizer.update_rows` does."""
-    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
+    """Do what :func:`.lazy_adam.adam_step` does."""
     numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
-    import_loops().update_rows(*arrays, np.array(numbers, dtype=np.float32))
+    arrays = (x.detach().numpy() for x in tensors)
+    import_loops().adam_step(*arrays, np.array(numbers, dtype=np.float32))

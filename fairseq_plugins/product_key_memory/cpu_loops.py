@@ -11,14 +11,11 @@ import math
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
 import torch
-
-# 1/0 is infinite, as in numpy: an exception would prevent vector instructions
-OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
+from numba.core.dispatcher import Dispatcher
 
 # fairseq turns on every library's debugging log
 logging.getLogger("numba").setLevel(logging.WARNING)
@@ -35,7 +32,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.cache
-    def version(parallel: bool, signature: tuple, cached: bool) -> Any:
+    def version(parallel: bool, signature: tuple, cached: bool) -> Dispatcher:
         from llvmlite import binding
 
         processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
@@ -43,10 +40,12 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
         named = types.FunctionType(loop.__code__, loop.__globals__, loop.__name__)
         named.__qualname__ = f"{loop.__name__}_{hashlib.sha256(known).hexdigest()[:16]}"
         named.__module__ = loop.__module__
-        return numba.njit(cache=cached, parallel=parallel, **OPTIONS)(named)
+        # 1/0 is infinite, as in numpy: an exception would prevent vector instructions
+        compile_loop = numba.njit(cache=cached, parallel=parallel, nogil=True, error_model="numpy")
+        return compile_loop(named)
 
     @functools.wraps(loop)
-    def run(*arguments: Any) -> None:
+    def run(*arguments: np.ndarray) -> None:
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
         if threads > 1:
             numba.set_num_threads(threads)
@@ -168,8 +167,8 @@ def select_pairs(scores, sums, slots):
 
 
 @compiled
-def sum_rows(rows, places, weights, starts, sums):
-    """Do what :func:`.cpu_kernels.sum_rows` does."""
+def segment_sum(rows, places, weights, starts, sums):
+    """Do what :func:`.cpu_kernels.segment_sum` does."""
     for u in numba.prange(len(sums)):
         first = starts[u]
         for i in range(rows.shape[1]):
@@ -180,8 +179,8 @@ def sum_rows(rows, places, weights, starts, sums):
 
 
 @compiled
-def update_rows(values, exp_avg, exp_avg_sq, rows, grads, numbers):
-    """Update rows by the rule of :mod:`.optimizer`.
+def adam_step(values, exp_avg, exp_avg_sq, rows, grads, numbers):
+    """Update rows by the rule of :mod:`.lazy_adam`.
 
     ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, the gradients' factor, the weight decay (the part of a
     value that is subtracted before the step), the step size and ε.

@@ -1,4 +1,4 @@
-"""Memories in models that fairseq trains, and in fairseq's own transformer layers.
+"""Memories in fairseq's own transformer layers.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3. A memory replaces the feed-forward
 sublayer, or follows it as a residual sublayer of its own (``--memory-interleave``).
@@ -8,13 +8,11 @@ Shapes: B sentences, T tokens, S tokens so far, d model width.
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
-from fairseq.models.transformer import (
-    TransformerConfig,
-    TransformerDecoderBase,
-    TransformerEncoderBase,
-)
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import (
@@ -23,276 +21,62 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.memory_options import MemoryOptions
-from fairseq_plugins.fairseq_integration.options import flag
-from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import hide_from_fairseq
-from fairseq_plugins.product_key_memory.query import QueryNetwork
-from fairseq_plugins.product_key_memory.values import Values
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
 
-class FairseqMemory(ProductKeyMemory):
-    """A memory that fairseq trains; it notices updates that leave out its hidden values."""
+class _MemoryLayer(nn.Module):
+    """Base class of both kinds of layers: fairseq's, with a memory; list it before fairseq's."""
 
-    last_update = 0
+    # the argument of fairseq's layer, (B, S), that is true for padding
+    padding_mask: str
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle; torch copies parameters without their marks."""
-        super().__setstate__(state)
-        if self.values.beside_autograd:
-            hide_from_fairseq(self)
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Check before each batch that the last update used the gradient of the values."""
-        unused = self.values.beside_autograd and self.values.weight.grad is not None
-        if unused and num_updates > self.last_update:
-            raise ValueError(
-                "an update was made without the values of a product-key memory: --optimizer "
-                "adam_with_memory has to see the model's parameters one by one; give "
-                "--fp16-no-flatten-grads with --fp16, and do not wrap the optimizer"
-            )
-        self.last_update = num_updates
-
-
-class MemoryBuilder:
-    """Builds the memories of a stack of layers: ``builder(number)``, layer by layer.
-
-    Args:
-        options: options of memories.
-        embed_dim: d.
-        num_layers: the number of layers.
-        option: name of the option that says which layers have a memory.
-        values: values to share.
-    """
-
-    def __init__(
-        self,
-        options: MemoryOptions,
-        embed_dim: int,
-        num_layers: int,
-        option: str = "memory_layers",
-        values: Values | None = None,
-    ) -> None:
-        self.options = options
-        self.embed_dim = embed_dim
-        self.numbers = parse_memory_layers(getattr(options, option), num_layers, flag(option))
-        self.values = values
-
-    def __call__(self, number: int) -> FairseqMemory | None:
-        """Return the memory of layer ``number``, from 1, or None if it has none."""
-        return self.build() if number in self.numbers else None
-
-    def build(self) -> FairseqMemory:
-        """Return the next memory."""
-        options, embed_dim = self.options, self.embed_dim
-        for name in ("heads", "query_dim", "value_dim"):
-            size = getattr(options, f"memory_{name}")
-            if size is not None and size < 1:
-                raise ValueError(f"{flag(f'memory_{name}')} is {size}: it must be at least 1")
-        for name in ("query_dropout", "input_dropout", "value_dropout"):
-            rate = getattr(options, f"memory_{name}")
-            if not 0 <= rate < 1:
-                raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
-        widths = "give widths with commas between them, such as 512,512"
-        query = QueryNetwork(
-            embed_dim,
-            options.memory_heads,
-            options.memory_query_dim,
-            _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
-            options.memory_query_batch_norm,
-            options.memory_query_layer_norm,
-            options.memory_query_dropout,
-            options.memory_input_dropout,
-        )
-        memory = FairseqMemory(
-            embed_dim,
-            options.memory_slots,
-            options.memory_heads,
-            options.memory_knn,
-            options.memory_query_dim,
-            options.memory_value_dim,
-            str(options.memory_keys),
-            str(options.memory_kernel),
-            query=query,
-            # initial values are drawn in the order of the computation: the output's are the last
-            output=nn.Identity(),
-            values=self.values,
-        )
-        memory.output = MemoryOutput(
-            embed_dim,
-            memory.values.weight.size(1),
-            options.memory_output_norm,
-            options.memory_output_gate,
-            options.memory_value_dropout,
-        )
-        if options.memory_optimizer == "adam_with_memory":
-            hide_from_fairseq(memory)
-        if options.memory_share_values:
-            self.values = memory.values
-        return memory
-
-
-def parse_memory_layers(text: str | None, num_layers: int, option: str) -> list[int]:
-    """Return the sorted numbers, from 1, of the layers with a memory; [] for None or ""."""
-    numbers = _parse_integers(text, option, "give numbers of layers, such as 6,12")
-    if len({*numbers} & {*range(1, num_layers + 1)}) < len(numbers):
-        raise ValueError(f"{option} is {text!r}: name layers from 1 to {num_layers}, each once")
-    return sorted(numbers)
-
-
-def _parse_integers(text: str | int | None, option: str, remedy: str) -> list[int]:
-    """Return the numbers in an option's text, such as "6,12"; [] for None or ""."""
-    if text is None or text == "":
-        return []
-    try:
-        # --model-overrides may give a number
-        return [int(number) for number in str(text).split(",")]
-    except ValueError:
-        raise ValueError(f"{option} is {text!r}: {remedy}") from None
-
-
-# --- fairseq's layers
-
-
-class _MemorySublayer(nn.Module):
-    """Base class of both kinds of layers: the sublayer of the memory."""
-
-    def _put(self, memory: ProductKeyMemory, interleave: bool) -> None:
+    def put(self, memory: ProductKeyMemory, interleave: bool) -> None:
+        """Let ``memory`` replace the feed-forward sublayer, or follow it if ``interleave``."""
         self.interleave = interleave
-        final_layer_norm = self.final_layer_norm
-        if not interleave:
-            del self.fc1, self.fc2, self.final_layer_norm
-            # the norm between fc1 and fc2 (--scale-fc)
-            self.ffn_layernorm = None
         # modules are in the order of the computation
-        self.memory = memory
         if interleave:
+            self.memory = memory
             self.memory_layer_norm = LayerNorm(self.embed_dim)
-        else:
-            self.final_layer_norm = final_layer_norm
+            return
+        final_layer_norm = self.final_layer_norm
+        del self.fc1, self.final_layer_norm
+        # the norm between fc1 and fc2 (--scale-fc)
+        self.ffn_layernorm = None
+        self.fc2 = self.activation_fn = self.activation_dropout_module = nn.Identity()
+        self.memory = memory
+        self.final_layer_norm = final_layer_norm
 
-    def _add_memory(
-        self, x: Tensor, layer_norm: nn.Module, padding_mask: Tensor | None, scale: Any = None
-    ) -> Tensor:
-        """Map ``x`` (T, B, d) to (T, B, d), given the mask (B, S) of the padding so far.
-
-        ``scale`` (d,) multiplies the residual connection.
-        """
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        """Map ``x`` (T, B, d) to (T, B, d), and return what else fairseq's layer returns."""
+        padding_mask = options.get(self.padding_mask)
         if padding_mask is not None:
             # (B, S) -> (T, B)
             padding_mask = padding_mask[:, -len(x) :].t()
-        entering = layer_norm(x) if self.normalize_before else x
-        added = self.dropout_module(self.memory(entering, padding_mask))
-        x = (x if scale is None else scale * x) + added
-        return x if self.normalize_before else layer_norm(x)
+        read = partial(self.memory, padding_mask=padding_mask)
+        if not self.interleave:
+            # for one pass, a copy of the layer whose fc1 is the memory
+            layer = copy.copy(self)
+            layer.fc1 = read
+            return super(_MemoryLayer, layer).forward(x, *args, **options)
+        result = super().forward(x, *args, **options)
+        x, *others = result if isinstance(result, tuple) else (result,)
+        entering = self.memory_layer_norm(x) if self.normalize_before else x
+        x = x + self.dropout_module(read(entering))
+        x = x if self.normalize_before else self.memory_layer_norm(x)
+        return (x, *others) if others else x
 
 
-class MemoryEncoderLayer(_MemorySublayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with a memory instead of its feed-forward sublayer, or after it."""
+class MemoryEncoderLayer(_MemoryLayer, TransformerEncoderLayerBase):
+    """fairseq's encoder layer with a memory."""
 
-    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
-        super().__init__(cfg)
-        self._put(memory, interleave)
-
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
-        """Map ``x`` (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
-        if self.interleave:
-            x = super().forward(x, encoder_padding_mask)
-            return self._add_memory(x, self.memory_layer_norm, encoder_padding_mask)
-        entering = self.self_attn_layer_norm(x) if self.normalize_before else x
-        attended, _ = self.self_attn(
-            entering,
-            entering,
-            entering,
-            key_padding_mask=encoder_padding_mask,
-            need_weights=False,
-        )
-        x = x + self.dropout_module(attended)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        return self._add_memory(x, self.final_layer_norm, encoder_padding_mask)
+    padding_mask = "encoder_padding_mask"
 
 
-class MemoryDecoderLayer(_MemorySublayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with a memory instead of its feed-forward sublayer, or after it."""
+class MemoryDecoderLayer(_MemoryLayer, TransformerDecoderLayerBase):
+    """fairseq's decoder layer with a memory."""
 
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        memory: ProductKeyMemory,
-        interleave: bool,
-        no_encoder_attn: bool = False,
-    ) -> None:
-        super().__init__(cfg, no_encoder_attn)
-        self._put(memory, interleave)
-
-    def forward(
-        self,
-        x: Tensor,
-        encoder_out: Tensor | None = None,
-        encoder_padding_mask: Tensor | None = None,
-        incremental_state: dict[str, Any] | None = None,
-        self_attn_mask: Tensor | None = None,
-        self_attn_padding_mask: Tensor | None = None,
-        need_attn: bool = False,
-        need_head_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None, None]:
-        """Map ``x`` (T, B, d) to (T, B, d), attention weights over the source, and None.
-
-        ``encoder_out`` is (T of the source, B, d); ``self_attn_padding_mask`` (B, S) is true for
-        padding.
-        """
-        if self.interleave:
-            x, weights, state = super().forward(
-                x,
-                encoder_out,
-                encoder_padding_mask,
-                incremental_state,
-                self_attn_mask=self_attn_mask,
-                self_attn_padding_mask=self_attn_padding_mask,
-                need_attn=need_attn,
-                need_head_weights=need_head_weights,
-            )
-            x = self._add_memory(x, self.memory_layer_norm, self_attn_padding_mask)
-            return x, weights, state
-        entering = self.self_attn_layer_norm(x) if self.normalize_before else x
-        attended, weights = self.self_attn(
-            entering,
-            entering,
-            entering,
-            key_padding_mask=self_attn_padding_mask,
-            incremental_state=incremental_state,
-            need_weights=False,
-            attn_mask=self_attn_mask,
-        )
-        if self.c_attn is not None:
-            # (T, B, d) -> (T, B, heads, d_h): a learned scale for each head
-            heads = attended.unflatten(-1, (self.nh, self.head_dim))
-            attended = (heads * self.c_attn.unsqueeze(-1)).flatten(2)
-        if self.attn_ln is not None:
-            attended = self.attn_ln(attended)
-        x = x + self.dropout_module(attended)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        if self.encoder_attn is not None and encoder_out is not None:
-            entering = self.encoder_attn_layer_norm(x) if self.normalize_before else x
-            attended, weights = self.encoder_attn(
-                entering,
-                encoder_out,
-                encoder_out,
-                key_padding_mask=encoder_padding_mask,
-                incremental_state=incremental_state,
-                static_kv=True,
-                need_weights=need_attn
-                or need_head_weights
-                or not (self.training or not self.need_attn),
-                need_head_weights=need_head_weights,
-            )
-            x = x + self.dropout_module(attended)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-        x = self._add_memory(x, self.final_layer_norm, self_attn_padding_mask, self.w_resid)
-        return x, weights, None
+    padding_mask = "self_attn_padding_mask"
 
 
 def put_memories(
@@ -302,13 +86,17 @@ def put_memories(
 ) -> None:
     """Replace the layers of fairseq's ``stack`` that have a memory."""
     cfg = stack.cfg
-    for number in builder.numbers:
+    for index in range(len(stack.layers)):
+        memory = builder(index + 1)
+        if memory is None:
+            continue
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer, memory = stack.layers[number - 1], builder.build()
+        layer = stack.layers[index]
         if isinstance(layer, TransformerEncoderLayerBase):
-            layer = MemoryEncoderLayer(cfg, memory, interleave)
+            layer = MemoryEncoderLayer(cfg)
         else:
-            layer = MemoryDecoderLayer(cfg, memory, interleave, layer.encoder_attn is None)
+            layer = MemoryDecoderLayer(cfg, layer.encoder_attn is None)
+        layer.put(memory, interleave)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        stack.layers[number - 1] = layer
+        stack.layers[index] = layer

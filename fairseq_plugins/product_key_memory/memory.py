@@ -50,6 +50,8 @@ class ProductKeyMemory(nn.Module):
         values: those of another memory, to share them.
     """
 
+    values_class = Values
+
     def __init__(
         self,
         embed_dim: int,
@@ -87,7 +89,7 @@ class ProductKeyMemory(nn.Module):
         self.query = QueryNetwork(embed_dim, heads, query_dim) if query is None else query
         self.keys = KEYS[keys](heads, slots, query_dim, kernel)
         if values is None:
-            self.values = Values(slots, value_dim, kernel, sparse)
+            self.values = self.values_class(slots, value_dim, kernel, sparse)
         else:
             # one parameter in two modules: torch.func would not restore a module with two paths
             self.values = copy.deepcopy(values, {id(values.weight): values.weight})
@@ -133,7 +135,6 @@ class MemoryOutput(nn.Module):
     """Maps sums of values (N, d_v) to (N, d); by default it does nothing where d_v is d.
 
     Args:
-        norm: normalise each sum over its dimensions.
         gate: the output of the "Memory+" layer, ``(y ⊙ SiLU(x W₁)) W₂``, with the memory's input x
             and the sum y (Berges et al. 2024, Memory Layers at Scale, arXiv:2412.09764).
         dropout: rate of the dropout of the sums.
@@ -143,13 +144,11 @@ class MemoryOutput(nn.Module):
         self,
         embed_dim: int,
         value_dim: int,
-        norm: bool = False,
         gate: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.norm = nn.LayerNorm(value_dim) if norm else None
         self.gate = nn.Linear(embed_dim, value_dim, bias=False) if gate else None
         self.projection = None
         if gate or value_dim != embed_dim:
@@ -158,8 +157,6 @@ class MemoryOutput(nn.Module):
     def forward(self, summed: Tensor, x: Tensor) -> Tensor:
         """Map sums (N, d_v) of the values that tokens ``x`` (N, d) read to (N, d)."""
         summed = self.dropout(summed)
-        if self.norm is not None:
-            summed = self.norm(summed)
         if self.gate is not None:
             summed = summed * F.silu(self.gate(x))
         return summed if self.projection is None else self.projection(summed)

@@ -14,15 +14,11 @@ from typing import Any, Optional
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from omegaconf import II, OmegaConf
+from fairseq.tasks import FairseqTask
+from omegaconf import II, DictConfig, OmegaConf
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.memory_options import (
-    MemoryLayersOptions,
-    MemoryOptions,
-    warn_without_memories,
-)
-from fairseq_plugins.fairseq_integration.options import flag, option, warn_amp_without_gpu
+from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -30,7 +26,13 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, put_memories
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
+from fairseq_plugins.product_key_memory.options import (
+    MemoryLayersOptions,
+    MemoryOptions,
+    warn_without_memories,
+)
 
 _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos for sinusoids"
 
@@ -49,7 +51,6 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
     # only fairseq's language_modeling has these options
     add_bos_token: bool = II("oc.select:task.add_bos_token,false")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions,null")
-    amp: bool = II("oc.select:common.amp,false")
 
 
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
@@ -69,7 +70,9 @@ class MemoryLanguageModel(TransformerLanguageModel):
         super().add_args(parser)
 
     @classmethod
-    def build_model(cls, cfg: MemoryLanguageModelConfig, task: Any) -> "MemoryLanguageModel":
+    def build_model(
+        cls, cfg: MemoryLanguageModelConfig, task: FairseqTask
+    ) -> "MemoryLanguageModel":
         """Build the model for the task's dictionary."""
         if getattr(task, "reads_streams", False):
             raise ValueError(
@@ -77,7 +80,6 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 "segment_language_modeling streams: give --task language_modeling, or --arch "
                 "transformer_xl, which takes --memory-layers too"
             )
-        warn_amp_without_gpu(cfg)
         _check_layers(cfg, "decoder", "memory_layers", cfg.memory_layers)
         for width in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(cfg, width) is None:
@@ -94,7 +96,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
         attach_digest(model, task)
         return model
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
         """Prepare to score or generate; refuse blocks that are longer than the positions.
 
         fairseq would skip longer blocks and report a figure for the rest.
@@ -134,8 +136,6 @@ class MemoryTransformerOptions(MemoryOptions):
 class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
     """Options of ``pkm_transformer``: those of fairseq's ``transformer``, and the memories'."""
 
-    amp: bool = II("oc.select:common.amp,false")
-
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
 class MemoryTransformer(BuiltOnTransformer, TransformerModel):
@@ -145,11 +145,10 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
 
     @classmethod
     def build_model(
-        cls, cfg: MemoryTransformerConfig | argparse.Namespace, task: Any
+        cls, cfg: MemoryTransformerConfig | argparse.Namespace, task: FairseqTask
     ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        warn_amp_without_gpu(args)
         options = options_from(MemoryTransformerOptions, args)
         if not hasattr(args, "memory_optimizer"):
             options.memory_optimizer = getattr(args, "optimizer", None)
@@ -170,10 +169,12 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
         return model
 
 
-def _check_layers(cfg: Any, part: str, name: str, layers: str | None) -> None:
+def _check_layers(
+    cfg: MemoryLanguageModelConfig | argparse.Namespace, part: str, name: str, layers: str | None
+) -> None:
     """Refuse options that memories in ``layers``, which the option ``name`` gives, exclude."""
-    # the first two change the numbers of layers, the third is another self-attention
-    for other in (f"{part}_layers_to_keep", "base_layers", "cross_self_attention"):
+    # both change the numbers of layers
+    for other in (f"{part}_layers_to_keep", "base_layers"):
         if layers and getattr(cfg, other, None):
             raise ValueError(
                 f"{flag(other)} is {getattr(cfg, other)} with {flag(name)} {layers}: leave one of "

@@ -1,20 +1,8 @@
 """fairseq's Adam, and lazy Adam for the values of product-key memories.
 
 Lample et al. 2019 (arXiv:1907.05242), section 4.3: values learn with "a higher Adam learning rate",
-constant and 1e-3 in the published code. Lazy Adam updates only rows that were read, by the rule of
-torch's SparseAdam with the weight decay of fairseq's Adam; t is the number of updates so far, of
-any rows: ::
-
-    m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²
-    p ← p - lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
-
-If every row is read, :func:`update_rows` equals fairseq's Adam bit for bit, and the CPU's loop up
-to rounding.
-
-A memory hides its values from fairseq. This optimizer includes them in the gradient norm, clipping,
-scaling, averaging and checkpoints.
-
-Shapes: K rows of a table, d width, U rows of a gradient.
+constant and 1e-3 in the published code. fairseq does not see the values. This optimizer includes
+them in the gradient norm, clipping, scaling, averaging and checkpoints.
 """
 
 import logging
@@ -30,117 +18,15 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.options import option
-from fairseq_plugins.fairseq_integration.parameters import (
-    OwnRulesStep,
-    UpdateRule,
-    adam_options,
-    set_update_rule,
-    update_rule,
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options
+from fairseq_plugins.product_key_memory.fairseq_memory import (
+    LazyValues,
+    average_rows,
+    lazy_values,
 )
-from fairseq_plugins.product_key_memory import cpu_kernels
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.values import Values, rows_as_gradient
+from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
 
 logger = logging.getLogger(__name__)
-
-# How many numbers of a table are updated at a time: enough to keep the device busy.
-UPDATED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-class LazyAdam:
-    """Adam's moments of a table of values, (K, d) in single precision, and the number of updates.
-
-    ``master`` is a copy in single precision of values that have less.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.step = 0
-        self.exp_avg, self.exp_avg_sq = (
-            torch.zeros_like(values, dtype=torch.float32) for _ in MOMENTS
-        )
-        self.master = None if values.dtype == torch.float32 else values.detach().float()
-
-    def update(
-        self,
-        values: Tensor,
-        grad: Tensor,
-        lr: float,
-        weight_decay: float,
-        betas: tuple[float, float],
-        eps: float,
-        scale: Tensor,
-    ) -> None:
-        """Take a step with ``scale`` times ``grad``, sparse (K, d)."""
-        self.step += 1
-        correction1, correction2 = (1 - beta**self.step for beta in betas)
-        exact = values if self.master is None else self.master
-        rule = cpu_kernels.update_rows if cpu_kernels.use_numba(exact) else update_rows
-        device = grad.device
-        length = max(1, UPDATED_AT_ONCE.get(device.type, UPDATED_AT_ONCE["cuda"]) // grad.size(1))
-        parts = grad._indices()[0].split(length), grad._values().split(length)
-        for rows, grads in zip(*parts, strict=True):
-            rule(
-                exact,
-                self.exp_avg,
-                self.exp_avg_sq,
-                rows,
-                grads.float(),
-                betas=betas,
-                scale=scale.to(device),
-                decay=weight_decay * lr,
-                step_size=lr * correction2**0.5 / correction1,
-                eps=eps,
-            )
-            if exact is not values:
-                values.index_copy_(0, rows, exact.index_select(0, rows).to(values.dtype))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        names = MOMENTS if self.master is None else (*MOMENTS, "master")
-        return {"step": self.step, **{name: getattr(self, name) for name in names}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; its tensors stay in single precision."""
-        shape = tuple(state_dict["exp_avg"].shape)
-        if shape != tuple(self.exp_avg.shape):
-            raise ValueError(
-                f"the checkpoint's optimizer state has a memory with values of shape {shape}, and "
-                f"the model has {tuple(self.exp_avg.shape)}: give --reset-optimizer"
-            )
-        self.step = int(state_dict["step"])
-        for name in (*MOMENTS, "master"):
-            if name in state_dict and getattr(self, name) is not None:
-                getattr(self, name).copy_(state_dict[name])
-
-
-def update_rows(
-    values: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    rows: Tensor,
-    grads: Tensor,
-    betas: tuple[float, float],
-    scale: Tensor,
-    decay: float,
-    step_size: float,
-    eps: float,
-) -> None:
-    """Update the ``rows`` (U,), which rise, of ``values`` and both moments, (K, d) in fp32.
-
-    Gradients ``grads`` (U, d) are multiplied by ``scale``. ``decay`` is the part of the values that
-    is subtracted first, ``step_size`` is lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ).
-    """
-    grads = grads * scale
-    mean, square, value = (x.index_select(0, rows) for x in (exp_avg, exp_avg_sq, values))
-    mean.mul_(betas[0]).add_(grads, alpha=1 - betas[0])
-    square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
-    exp_avg.index_copy_(0, rows, mean)
-    exp_avg_sq.index_copy_(0, rows, square)
-    if decay > 0:
-        value.add_(value, alpha=-decay)
-    value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
-    values.index_copy_(0, rows, value)
 
 
 class AdamWithMemory(Adam):
@@ -157,7 +43,7 @@ class AdamWithMemory(Adam):
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        tables: list[Values],
+        tables: list[LazyValues],
         memory_lr: float = 1e-3,
         memory_weight_decay: float = 0.0,
         **options: Any,
@@ -221,8 +107,7 @@ class AdamWithMemory(Adam):
             moments = self.moments[number] or LazyAdam(table.weight)
             self.moments[number] = moments
             moments.update(table.weight, grad, *rates, betas, eps, scale)
-            if cpu_kernels.use_numba(grad._values()):
-                table.reuse(grad)
+            table.reuse(grad)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's state, and the tables' states as ``tables``, {} before the first update."""
@@ -246,23 +131,6 @@ class AdamWithMemory(Adam):
         self.start_scale()
 
 
-# --- in fairseq
-
-
-class LazyAdamRule(UpdateRule):
-    """Marks a memory's keys, so that the optimizer finds its values, which fairseq does not see."""
-
-    def __init__(self, values: Values) -> None:
-        self.values = values
-
-
-def hide_from_fairseq(memory: ProductKeyMemory) -> None:
-    """Hide the values of ``memory`` from fairseq, and let ``adam_with_memory`` find them."""
-    memory.values.keep_gradient_beside_autograd()
-    # optimizers only see parameters that require a gradient; every memory has keys
-    set_update_rule(next(memory.keys.parameters()), LazyAdamRule(memory.values))
-
-
 @dataclass
 class AdamWithMemoryConfig(FairseqAdamConfig):
     """Options of ``--optimizer adam_with_memory``."""
@@ -275,16 +143,15 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
 class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
-    """:class:`AdamWithMemory` in fairseq; the marks of the keys lead to its tables, each once."""
+    """:class:`AdamWithMemory` as fairseq's ``--optimizer adam_with_memory``."""
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
         params = list(params)
-        rules = (update_rule(param, LazyAdamRule) for param in params)
-        tables = {rule.values.weight: rule.values for rule in rules if rule is not None}
-        self.tables = list(tables.values())
+        self.tables = lazy_values(params)
         self._optimizer = AdamWithMemory(params, self.tables, **self.optimizer_config)
-        sizes = ", ".join(" x ".join(f"{size:,}" for size in table.shape) for table in tables)
+        shapes = [table.weight.shape for table in self.tables]
+        sizes = ", ".join(" x ".join(f"{size:,}" for size in shape) for shape in shapes)
         logger.info("lazy Adam updates the values of memories: %s", sizes or "there are none")
 
     @property
@@ -333,38 +200,3 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
-
-
-def average_rows(values: Tensor) -> Tensor | None:
-    """Return the mean over the workers of the sparse gradients of ``values``; None if empty.
-
-    The gradient is None on a worker that read nothing.
-    """
-    if values.grad is None:
-        rows = torch.empty(0, dtype=torch.long, device=values.device)
-        grads = values.new_empty(0, values.size(1))
-    else:
-        rows, grads = values.grad._indices()[0], values.grad._values()
-    union = _gather_rows(rows).unique()
-    if len(union) == 0:
-        return None
-    shared = grads.new_zeros(len(union), grads.size(1))
-    shared.index_copy_(0, torch.searchsorted(union, rows), grads)
-    shared /= dist.get_world_size()
-    dist.all_reduce(shared)
-    return rows_as_gradient(union, shared, values.shape)
-
-
-def _gather_rows(rows: Tensor) -> Tensor:
-    """Return the ``rows`` (U,) of all workers, one worker's after another's."""
-    lengths = [
-        torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())
-    ]
-    dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
-    counts = torch.cat(lengths).tolist()
-    # gloo only gathers tensors of equal size
-    padded = rows.new_zeros(max(counts))
-    padded[: len(rows)] = rows
-    gathered = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(gathered, padded)
-    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])

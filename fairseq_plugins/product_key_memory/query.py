@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from fairseq_plugins.precision import Float32Module
 
@@ -79,13 +79,13 @@ class _SumOverWorkers(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
         total = x.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
         total = grad.clone()
         dist.all_reduce(total)
         return total
@@ -113,7 +113,6 @@ class QueryNetwork(nn.Module):
         hidden_dims: widths of the perceptron's hidden layers.
         batch_norm: normalise each dimension over the tokens, so that more keys are used (sections
             3.1 and 4.5).
-        layer_norm: normalise each query over its dimensions.
         dropout: rate of the dropout of the queries.
         input_dropout: rate of the dropout of the tokens.
     """
@@ -125,7 +124,6 @@ class QueryNetwork(nn.Module):
         query_dim: int,
         hidden_dims: Sequence[int] = (),
         batch_norm: bool = False,
-        layer_norm: bool = False,
         dropout: float = 0.0,
         input_dropout: float = 0.0,
     ) -> None:
@@ -137,19 +135,19 @@ class QueryNetwork(nn.Module):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
         self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
-        self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
         self.dropout = nn.Dropout(dropout)
         self.heads = heads
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""
         queries = self.layers(self.input_dropout(x))
-        if self.batch_norm is not None:
-            # torch's norms, which SyncBatchNorm.convert_sync_batchnorm puts here, take no mask
-            mask = () if tokens is None else (tokens,)
-            queries = self.batch_norm(queries, *mask)
+        if isinstance(self.batch_norm, SyncBatchNorm1d):
+            queries = self.batch_norm(queries, tokens)
+        elif self.batch_norm is not None and tokens is None:
+            queries = self.batch_norm(queries)
+        elif self.batch_norm is not None:
+            # torch's norm, which SyncBatchNorm.convert_sync_batchnorm puts here, takes no mask
+            normalised = self.batch_norm(queries[tokens])
+            queries = queries.masked_scatter(tokens.unsqueeze(-1), normalised)
         # (N, H·d_q) -> (N, H, d_q)
-        queries = queries.unflatten(-1, (self.heads, -1))
-        if self.layer_norm is not None:
-            queries = self.layer_norm(queries)
-        return self.dropout(queries)
+        return self.dropout(queries.unflatten(-1, (self.heads, -1)))

@@ -17,11 +17,12 @@ import functools
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
@@ -170,7 +171,9 @@ class _ScorePairs(torch.autograd.Function):
     """:func:`plain_score_pairs`, for some queries at a time."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: FunctionCtx, queries: Tensor, subkeys: Tensor, k: int
+    ) -> tuple[Tensor, Tensor]:
         parts = []
         keys = to_single_precision(subkeys).flatten(0, 1)
         with without_autocast(queries):
@@ -184,7 +187,7 @@ class _ScorePairs(torch.autograd.Function):
         return scores, slots
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         refuse_higher_derivatives()
         queries, subkeys, slots = ctx.saved_tensors
         n = subkeys.size(2)
@@ -280,7 +283,7 @@ def _search_with_topk(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     return torch.cat([(part @ keys.t()).topk(k).indices for part in queries.split(length)])
 
 
-def _search_with_faiss(faiss: Any, queries: Tensor, keys: Tensor, k: int) -> Tensor:
+def _search_with_faiss(faiss: ModuleType, queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Do what :func:`_search_with_topk` does, with faiss's exact search, which rounds otherwise."""
     arrays = (x.float().numpy() for x in (queries, keys))
     numbers = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
@@ -288,7 +291,7 @@ def _search_with_faiss(faiss: Any, queries: Tensor, keys: Tensor, k: int) -> Ten
 
 
 @functools.cache
-def import_faiss() -> Any:
+def import_faiss() -> ModuleType | None:
     """Return faiss, or None if it is not installed."""
     try:
         import faiss

@@ -10,7 +10,6 @@ Shapes: N tokens, H heads, k slots read by a head, K slots.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,9 @@ class MemoryUsage:
         self.reads = torch.zeros(heads, slots, dtype=torch.float64)
         self.tokens = 0
 
-    def __call__(self, keys: nn.Module, inputs: Any, selected: tuple[Tensor, Tensor]) -> None:
+    def __call__(
+        self, keys: nn.Module, inputs: tuple[Tensor, int], selected: tuple[Tensor, Tensor]
+    ) -> None:
         """Record the scores and slots, both (N, H, k), that a memory's keys select."""
         scores, slots = selected
         self.record(slots, scores.detach().softmax(-1))

@@ -6,11 +6,11 @@ Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
@@ -27,11 +27,12 @@ from fairseq_plugins.python_interface.scoring import (
     score_features,
 )
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import loss_unit
 from fairseq_plugins.segment_language_model.generation import PromptGenerator
 from fairseq_plugins.segment_language_model.past import Past
+from fairseq_plugins.segment_language_model.split import load_tokens
 from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from fairseq_plugins.units import loss_unit
 
 # streams or rows that score_split reads at once, where batch_size is not given
 _ROWS = 8
@@ -129,11 +130,16 @@ class LanguageModel(LoadedModel):
         tokens_per_sample: int | None = None,
         extended_context: int | None = None,
         max_tokens: int | None = None,
-    ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
+    ) -> tuple[int, Iterable[dict[str, Any]], Callable[[int], int]]:
         check_at_least(1, batch_size=batch_size, max_tokens=max_tokens)
         segment, context = self._choose_lengths(tokens_per_sample, extended_context)
-        tokens = self._tokens(split)[:max_tokens]
         dictionary = self.text.dictionary
+        # fairseq's older tasks have args instead of cfg
+        path = os.path.join((self.task.cfg or self.task.args).data, split)
+        try:
+            tokens = load_tokens(path, dictionary)[:max_tokens]
+        except FileNotFoundError as error:
+            raise ValueError(f"split {split}: {error}") from error
         if not self.has_past:
             rows = TokenStreams(tokens, dictionary, 1, segment, context)
             step = batch_size or _ROWS
@@ -141,7 +147,7 @@ class LanguageModel(LoadedModel):
                 rows.collater([rows[row] for row in range(first, min(first + step, len(rows)))])
                 for first in range(0, len(rows), step)
             )
-            return tokens, batches, int
+            return len(tokens), batches, int
         if batch_size is not None and batch_size > len(tokens):
             raise ValueError(
                 f"batch_size is {batch_size}: the split has {len(tokens)} tokens, and each stream "
@@ -149,7 +155,7 @@ class LanguageModel(LoadedModel):
             )
         streams = TokenStreams(tokens, dictionary, batch_size or 1, segment, context)
         return (
-            tokens,
+            len(tokens),
             StreamIterator(streams, 1, 0).next_epoch_itr(shuffle=False),
             # one stream's rows after another
             lambda row: row % streams.num_streams * len(streams) + row // streams.num_streams,

@@ -20,9 +20,9 @@ from fairseq_plugins.fairseq_integration.registration import register
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
 from fairseq_plugins.python_interface.translation import TranslationModel
-from fairseq_plugins.segment_language_model.evaluation import Units, check_unit, read_units
 from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from fairseq_plugins.units import Units, check_unit, read_units
 
 register()
 # looked for in a folder; scripts.convert.checkpoint writes the last

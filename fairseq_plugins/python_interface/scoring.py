@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import BITS
-from fairseq_plugins.segment_language_model.split import load_tokens
+from fairseq_plugins.units import BITS
 
 logger = logging.getLogger(__name__)
 # how many log-probabilities are computed at once: a large vocabulary takes much memory
@@ -177,7 +175,7 @@ class LoadedModel(ABC):
         models take ``batch_size``, language models also ``tokens_per_sample``,
         ``extended_context`` and ``max_tokens``.
         """
-        tokens, batches, position = self._read_split(split, **options)
+        size, batches, position = self._read_split(split, **options)
 
         def choose_targets(batch: dict[str, Any]) -> Tensor:
             scored = self._scored(batch["target"])
@@ -188,14 +186,14 @@ class LoadedModel(ABC):
         positions: list[int] = []
         counts, losses = [], []
         for rows, row_counts, batch_losses in score_batches(
-            self.model, batches, choose_targets, len(tokens), description
+            self.model, batches, choose_targets, size, description
         ):
             positions += map(position, rows)
             counts += row_counts
             losses.append(batch_losses)
-        if sum(counts) != len(tokens):
+        if sum(counts) != size:
             raise ValueError(
-                f"{sum(counts):,} tokens were scored of the {len(tokens):,} of the split {split}, "
+                f"{sum(counts):,} tokens were scored of the {size:,} of the split {split}, "
                 "so the figures would be wrong: fairseq leaves out sentences that are longer than "
                 "the model's positions; remove them from the split"
             )
@@ -205,20 +203,11 @@ class LoadedModel(ABC):
     @abstractmethod
     def _read_split(
         self, split: str, **options: Any
-    ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
-        """Return a split's tokens (N,), its batches, and where each row stands."""
+    ) -> tuple[int, Iterable[dict[str, Any]], Callable[[int], int]]:
+        """Return a split's number of tokens, its batches, and where each row stands."""
 
     def _scored(self, target: Tensor) -> Tensor:
         return target.ne(self.task.target_dictionary.pad())
-
-    def _tokens(self, name: str) -> np.ndarray:
-        """Return the tokens (N,) of a file of the data."""
-        # fairseq's older tasks have args instead of cfg
-        folder = (self.task.cfg or self.task.args).data
-        try:
-            return load_tokens(os.path.join(folder, name), self.task.target_dictionary)
-        except FileNotFoundError as error:
-            raise ValueError(f"split {name.split('.')[0]}: {error}") from error
 
     @staticmethod
     def _hypotheses(text: TextCoder, candidates: list[dict[str, Any]]) -> list[Hypothesis]:

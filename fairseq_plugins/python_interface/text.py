@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from fairseq_plugins.python_interface.lines import BLANK, Bytes, Characters, Moses, Words
-from fairseq_plugins.segment_language_model.evaluation import Units
+from fairseq_plugins.units import Units
 
 # symbols that may stand for a blank in texts of characters, if units.json does not name one
 _BLANKS = (BLANK, "_")

@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,7 @@ from fairseq_plugins.python_interface.scoring import (
     score_batches,
 )
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
+from fairseq_plugins.units import PERPLEXITY
 
 
 class TranslationModel(LoadedModel):
@@ -156,19 +155,20 @@ class TranslationModel(LoadedModel):
 
     def _read_split(
         self, split: str, batch_size: int = 8
-    ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
-        source, target = self.task.cfg.source_lang, self.task.cfg.target_lang
-        # file names may have the languages in either order
-        pairs = (f"{split}.{source}-{target}.{target}", f"{split}.{target}-{source}.{target}")
-        present = (name for name in pairs if Path(self.task.cfg.data, f"{name}.bin").is_file())
-        tokens = self._tokens(next(present, pairs[0]))
-        self.task.load_dataset(split)
+    ) -> tuple[int, Iterable[dict[str, Any]], Callable[[int], int]]:
+        try:
+            self.task.load_dataset(split)
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"split {split}: {error}: name a split that fairseq-preprocess wrote there"
+            ) from error
+        pairs = self.task.dataset(split)
         batches = self.task.get_batch_iterator(
-            self.task.dataset(split),
+            pairs,
             max_sentences=batch_size,
             max_positions=self.model.max_positions(),
             # score_split notices what is left out, and has a better message
             ignore_invalid_inputs=True,
             required_batch_size_multiple=1,
         ).next_epoch_itr(shuffle=False)
-        return tokens, batches, int
+        return int(pairs.tgt_sizes.sum()), batches, int

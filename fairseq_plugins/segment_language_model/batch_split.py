@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
 
 def train_in_parts(
     parts: list[dict[str, Any]],
-    model: Any,
+    model: nn.Module,
     train_step: Callable[[dict[str, Any]], tuple[Tensor, int, dict[str, Any]]],
 ) -> tuple[Tensor, int, dict[str, Any]]:
     """Train on one part after another, so that only one part's activations are in memory.

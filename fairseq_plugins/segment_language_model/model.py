@@ -18,7 +18,7 @@ from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.memory_options import warn_without_memories
+from fairseq_plugins.product_key_memory.options import warn_without_memories
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.evaluation import check_and_tally
 from fairseq_plugins.segment_language_model.network import SegmentNetwork
@@ -273,7 +273,7 @@ def layer_settings(cfg: SegmentLanguageModelConfig) -> dict[str, Any]:
     if not cfg.memory_layers:
         warn_without_memories(cfg, "memory_layers")
         return settings
-    from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder
+    from fairseq_plugins.product_key_memory.builder import MemoryBuilder
 
     return settings | {"memory": MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)}
 

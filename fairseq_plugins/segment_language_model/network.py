@@ -30,8 +30,8 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(inner_dim, embed_dim)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Map (B, T, d) to (B, T, d); padding is computed like any token."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, d) to (B, T, d)."""
         return self.fc2(self.dropout(F.relu(self.fc1(x))))
 
 
@@ -49,9 +49,9 @@ class SegmentLayer(nn.Module):
     """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
 
     All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
-    ``x + sublayer(LN(x))``, and the past is normalised too. ``feed_forward`` and ``memory``, which
-    follows it, map (B, T, d) and a padding mask to (B, T, d). ``dropout`` acts on each sublayer's
-    output.
+    ``x + sublayer(LN(x))``, and the past is normalised too. ``feed_forward`` maps (B, T, d) to
+    (B, T, d). ``memory``, which also takes a padding mask, replaces it, or follows it if
+    ``memory_interleave``. ``dropout`` acts on each sublayer's output.
     """
 
     def __init__(
@@ -63,8 +63,12 @@ class SegmentLayer(nn.Module):
         normalize_before: bool = False,
         layer_norm_epsilon: float = 1e-5,
         memory: nn.Module | None = None,
+        memory_interleave: bool = False,
     ) -> None:
         super().__init__()
+        self.memory_replaces = memory is not None and not memory_interleave
+        if self.memory_replaces:
+            feed_forward, memory = memory, None
         norm = functools.partial(nn.LayerNorm, embed_dim, layer_norm_epsilon)
         self.self_attn = attention
         self.self_attn_layer_norm = norm()
@@ -104,13 +108,14 @@ class SegmentLayer(nn.Module):
             if seen is not next_past:
                 next_past = HiddenStates(seen.parts, shortened=True)
         x = self._add(x, attended, self.self_attn_layer_norm)
-        for sublayer, layer_norm in (
-            (self.feed_forward, self.final_layer_norm),
-            (self.memory, self.memory_layer_norm),
+        for sublayer, layer_norm, is_memory in (
+            (self.feed_forward, self.final_layer_norm, self.memory_replaces),
+            (self.memory, self.memory_layer_norm, True),
         ):
             if sublayer is not None:
                 entering = layer_norm(x) if self.normalize_before else x
-                x = self._add(x, sublayer(entering, padding_mask), layer_norm)
+                added = sublayer(entering, padding_mask) if is_memory else sublayer(entering)
+                x = self._add(x, added, layer_norm)
         return x, next_past, positions
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
@@ -150,11 +155,9 @@ class LayerSettings:
         dropout: nn.Module,
     ) -> SegmentLayer:
         """Return layer ``number``, from 1, with its memory."""
-        memory = self.memory(number)
-        if memory is not None and not self.memory_interleave:
-            feed_forward, memory = memory, None
         norms = self.normalize_before, self.layer_norm_epsilon
-        return SegmentLayer(embed_dim, attention, feed_forward, dropout, *norms, memory)
+        memory = self.memory(number), self.memory_interleave
+        return SegmentLayer(embed_dim, attention, feed_forward, dropout, *norms, *memory)
 
     def build_final_norm(self, embed_dim: int) -> nn.Module | None:
         """Return the norm of the last layer's output, which pre-norm networks have."""

@@ -13,7 +13,6 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import (
     MMapIndexedDataset,
-    _code_to_dtype,
     data_file_path,
     index_file_path,
 )
@@ -62,27 +61,10 @@ def load_tokens(
     return tokens
 
 
-def _check_index(path: str) -> None:
-    """Refuse a damaged index; fairseq would fail on it and leave files open."""
-    if not os.path.isfile(path):
-        raise ValueError("it is not a file")
-    start = struct.Struct("<9sQBQ")
-    with open(path, "rb") as file:
-        head = file.read(start.size)
-    if head.startswith(MMapIndexedDataset.Index._HDR_MAGIC):
-        _, version, kind, sentences = start.unpack(head)
-        # each sentence has a length in 4 bytes and a place in 8
-        expected, size = start.size + 12 * sentences, os.path.getsize(path)
-        if version != 1 or kind not in _code_to_dtype or size != expected:
-            raise ValueError(f"version {version}, number type {kind}, {size} of {expected} bytes")
-
-
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
     if os.path.exists(data_file_path(path)) and os.path.getsize(data_file_path(path)) == 0:
         return np.empty(0, dtype=np.int64)
     try:
-        if os.path.exists(index_file_path(path)):
-            _check_index(index_file_path(path))
         dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
         if dataset is None:
             return None

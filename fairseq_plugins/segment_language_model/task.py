@@ -15,12 +15,7 @@ from fairseq.tasks import FairseqTask, register_task
 from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.batch_split import split_batch, train_in_parts
-from fairseq_plugins.segment_language_model.evaluation import (
-    BITS,
-    TalliedBatches,
-    loss_unit,
-    read_units,
-)
+from fairseq_plugins.segment_language_model.evaluation import TalliedBatches
 from fairseq_plugins.segment_language_model.generation import (
     PromptGenerator,
     RunningTextDictionary,
@@ -41,6 +36,7 @@ from fairseq_plugins.segment_language_model.streams import (
     StreamPasts,
     TokenStreams,
 )
+from fairseq_plugins.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 

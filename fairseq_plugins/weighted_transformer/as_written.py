@@ -5,9 +5,8 @@ Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7, with S the sum 
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
     output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))
 
-FFN_i has 1/M of the inner width. All branches share one bias b^O and one bias of the second layers,
-so that matrices and biases together are those of a plain transformer. The networks take the
-place of an attention's output projection.
+FFN_i has 1/M of the inner width. All branches share b^O and the bias of the second layers, so that
+matrices and biases together are those of a plain transformer.
 
 Shapes: N tokens, M branches, d model width, h head width (d/M), f inner width of a branch.
 """
@@ -24,10 +23,9 @@ from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, W
 
 
 class BranchedFeedForward(nn.Module):
-    """``Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))`` of heads side by side (equations 6 and 7).
+    """The feed-forward networks of all heads, in place of an attention's output projection.
 
-    This stands for the output projection of an attention and for the feed-forward network behind
-    it; ``ffn_dim`` is M·f.
+    ``ffn_dim`` is M·f.
     """
 
     def __init__(
@@ -54,9 +52,8 @@ class FirstLayers(nn.Module):
     """``κ_i (head_i W^{O_i} + b^O/S) W_1^i + b_1^i``: the branches up to their activation.
 
     Columns i·h to (i+1)·h of ``out_weight`` are W^{O_i}; rows i·f to (i+1)·f of ``weight`` are
-    W_1^i. This is not an ``nn.Linear``. Nothing stands between the two matrices, so they are
-    multiplied first in training and with many tokens: then no branch has a vector of width d for
-    each token.
+    W_1^i. Nothing stands between the two matrices, so they are multiplied first in training and
+    with many tokens: then no branch has a vector of width d for each token.
     """
 
     def __init__(self, embed_dim: int, ffn_dim: int, weights: BranchWeights) -> None:

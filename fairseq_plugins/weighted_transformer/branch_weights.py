@@ -29,6 +29,14 @@ def project_to_simplex(x: Tensor) -> None:
     x.copy_((x.double() - excess.max()).clamp(min=0))
 
 
+def learning_rate(update: int, depth: float, factor: float = 1.0, warmup: int = 400) -> float:
+    """Return ``factor · depth^-0.5 · min(t^-0.5, t · warmup^-1.5)`` for update t, from 1.
+
+    This is the rate of κ and α in section 4.1; ``depth`` is d_model/N for N layers.
+    """
+    return factor * depth**-0.5 * min(update**-0.5, update * warmup**-1.5)
+
+
 def draw_from_simplex(branches: int, device: torch.device | None = None) -> Tensor:
     """Return weights (M,) drawn uniformly from the simplex."""
     drawn = torch.empty(branches, dtype=torch.double, device=device).exponential_()
@@ -42,6 +50,14 @@ def draw_near_uniform(branches: int) -> Tensor:
     """
     rising = torch.linspace(0, 1, branches, dtype=torch.double).exp2()
     return (rising[torch.randperm(branches)] / rising.sum()).float()
+
+
+def uniform_weights(branches: int) -> Tensor:
+    """Return the weights 1/M, (M,)."""
+    return torch.full((branches,), 1 / branches)
+
+
+_DRAW = {RANDOM: draw_from_simplex, NEAR_UNIFORM: draw_near_uniform, UNIFORM: uniform_weights}
 
 
 class BranchWeights(Float32Module):
@@ -96,22 +112,14 @@ class BranchWeights(Float32Module):
         self.softmax = parameterization == SOFTMAX
         self.top_k = top_k
         self.shake = shake
-        self.outside_training = outside_training
-        if shake:
-            weights = self.uniform()
-        else:
-            weights = (draw_from_simplex if start == RANDOM else draw_near_uniform)(branches)
+        weights = _DRAW[UNIFORM if shake else start](branches)
         # weights that are drawn anew are not trained
         parameter = nn.Parameter(weights.log() if self.softmax else weights, not shake)
         # another name keeps logits from being loaded as weights and the other way round
         self.name = f"{name}_logits" if self.softmax else name
         self.register_parameter(self.name, parameter)
-        if outside_training == RANDOM:
-            self.register_buffer("random", draw_from_simplex(branches), persistent=False)
-
-    def uniform(self, device: torch.device | None = None) -> Tensor:
-        """Return the weights 1/M, (M,)."""
-        return torch.full((self.branches,), 1 / self.branches, device=device)
+        replacement = None if outside_training == LEARNED else _DRAW[outside_training](branches)
+        self.register_buffer("replacement", replacement, persistent=False)
 
     def learned(self) -> Tensor:
         """Return the learned weights (M,)."""
@@ -120,13 +128,12 @@ class BranchWeights(Float32Module):
 
     def forward(self) -> Tensor:
         """Return the weights (M,) as they are applied, with sum ``total``."""
-        weights = self.learned()
         if self.training and self.shake:
-            weights = draw_from_simplex(self.branches, weights.device)
-        elif not self.training and self.outside_training == RANDOM:
-            weights = self.random
-        elif not self.training and self.outside_training == UNIFORM:
-            weights = self.uniform(weights.device)
+            weights = draw_from_simplex(self.branches, getattr(self, self.name).device)
+        elif not self.training and self.replacement is not None:
+            weights = self.replacement
+        else:
+            weights = self.learned()
         if self.top_k is not None:
             best = weights.topk(self.top_k).indices
             weights = weights * torch.zeros_like(weights).scatter(0, best, 1)
@@ -142,7 +149,7 @@ class WeightedLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:
         super().__init__()
-        if in_features % weights.branches:
+        if in_features < 1 or in_features % weights.branches:
             raise ValueError(
                 f"`in_features` is {in_features}, the inner width of a feed-forward network: it "
                 f"must be a multiple of the number of branches, {weights.branches}"

@@ -8,9 +8,7 @@ connections … are retained". This is the variant ``sublayers``, with S the sum
 
 κ scales columns of the output projection, α columns of the second feed-forward layer. If all κ_i
 and α_i are 1, so that S = M, this is a layer of the plain transformer. In the variant
-``as-written`` (as_written.py), branches follow each other without residual connection and norm ::
-
-    y = LN(x + Σ α_i F_i(κ_i b_i))
+``as-written``, as_written.py has the rest of the layer but ``LN(x + …)``.
 
 Shapes: B sentences, T queries, S keys, M branches, d model width, h head width (d/M).
 """
@@ -50,7 +48,7 @@ class Attention(nn.Module):
         if embed_dim % num_heads:
             raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
         self.num_heads = num_heads
-        self.batch_first = batch_first
+        self.time_dim = 1 if batch_first else 0
         key_dim = embed_dim if key_dim is None else key_dim
         self.k_proj = nn.Linear(key_dim, embed_dim)
         self.v_proj = nn.Linear(key_dim, embed_dim)
@@ -75,7 +73,7 @@ class Attention(nn.Module):
 
         Queries attend to ``key`` (B, S, key_dim) and to what ``past`` holds of earlier calls, to
         which keys and values are added. ``mask``, which may lack dimensions of (B, M, T, S), is
-        true for keys that a query sees, or is added to the scores.
+        true for keys that a query sees.
         """
         queries, past = self._split(self.q_proj(query)), {} if past is None else past
         if key is not None:
@@ -83,7 +81,6 @@ class Attention(nn.Module):
                 new = self._split(project(key))
                 past[name] = torch.cat([past[name], new], 2) if name in past else new
         keys, values = past["keys"], past["values"]
-        weights = None
         if need_weights:
             scores = (queries * queries.size(-1) ** -0.5) @ keys.mT
             if mask is not None:
@@ -91,16 +88,13 @@ class Attention(nn.Module):
             weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float))
             heads = self.dropout(weights.to(scores.dtype)) @ values
         else:
-            rate = self.dropout.p if self.dropout.training else 0.0
+            weights, rate = None, self.dropout.p if self.dropout.training else 0.0
             heads = F.scaled_dot_product_attention(queries, keys, values, mask, rate)
-        # (B, M, T, h) -> (B, T, d)
-        heads = heads.transpose(1, 2) if self.batch_first else heads.permute(2, 0, 1, 3)
-        return self.out_proj(heads.flatten(2)), weights
+        return self.out_proj(heads.movedim(2, self.time_dim).flatten(2)), weights
 
     def _split(self, x: Tensor) -> Tensor:
         """Map (B, T, d) to (B, M, T, h)."""
-        x = x.unflatten(-1, (self.num_heads, -1))
-        return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
+        return x.unflatten(-1, (self.num_heads, -1)).movedim(self.time_dim, 2)
 
 
 class WeightedAttention(Attention):
@@ -116,7 +110,7 @@ class WeightedAttention(Attention):
 class WeightedEncoderLayer(nn.Module):
     """An encoder layer with one branch for each attention head.
 
-    ``options`` of the branches are those of :class:`BranchWeights`. For 8 branches: ::
+    For 8 branches: ::
 
         layer = WeightedEncoderLayer(512, 8, 2048, dropout=0.1, parameterization="softmax")
         y = layer(x)  # x and y: (B, T, 512)
@@ -129,7 +123,7 @@ class WeightedEncoderLayer(nn.Module):
         activation_dropout: dropout of the feed-forward network's inner vectors.
         pre_norm: ``x + sublayer(LN(x))`` in place of ``LN(x + sublayer(x))``.
         batch_first: whether inputs and outputs are (B, T, d), or (T, B, d).
-        top_k: only the k branches with the largest weights contribute (section 4.5).
+        top_k, options: those of :class:`BranchWeights`.
     """
 
     attends_to: tuple[str, ...] = ("self",)
@@ -153,10 +147,6 @@ class WeightedEncoderLayer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "ffn_dim": ffn_dim}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"`{name}` is {size}: it must be at least 1")
         if variant not in VARIANTS:
             raise ValueError(f"`variant` is {variant!r}: there are {', '.join(VARIANTS)}")
         draw = functools.partial(BranchWeights, num_heads, **options)
@@ -172,6 +162,7 @@ class WeightedEncoderLayer(nn.Module):
         else:
             kappas = {name: draw("kappa", top_k=top_k) for name in branched}
             alpha = draw("alpha", top_k=top_k)
+        # a layer of the plain transformer
         rate = dropout if attention_dropout is None else attention_dropout
         key_dims = {"self": embed_dim, "encoder": encoder_dim or embed_dim}
         attentions = {name: (rate, key_dims[name], batch_first) for name in self.attends_to}
@@ -185,7 +176,7 @@ class WeightedEncoderLayer(nn.Module):
         self.activation_dropout = nn.Dropout(activation_dropout)
         self.activation = activation
         self.pre_norm = pre_norm
-        # parts with branches replace those of a plain transformer
+        # its parts with branches
         if variant == AS_WRITTEN:
             self.fc1 = self.fc2 = self.final_layer_norm = None
             shape = embed_dim, ffn_dim // len(branched)
@@ -262,8 +253,8 @@ class WeightedDecoderLayer(WeightedEncoderLayer):
         To decode token by token, give all calls the same ``pasts``, a dictionary for "self" and one
         for "encoder", which hold keys and values, and ``encoder_out`` to the first call alone.
         """
-        pasts = {} if pasts is None else pasts
-        h, _ = self.attend("self", x, mask=self_mask, past=pasts.get("self"))
-        options = {"mask": mask, "past": pasts.get("encoder"), "need_weights": need_weights}
+        pasts = {"self": {}, "encoder": {}} if pasts is None else pasts
+        h, _ = self.attend("self", x, mask=self_mask, past=pasts["self"])
+        options = {"mask": mask, "past": pasts["encoder"], "need_weights": need_weights}
         h, weights = self.attend("encoder", h, encoder_out, **options)
         return self.feed_forward(h), weights

@@ -4,9 +4,10 @@ Ahmed, Keskar, Socher: Weighted Transformer Network for Machine Translation (201
 arXiv:1711.02132).
 """
 
-import argparse
+from argparse import Namespace
 from typing import Any
 
+import torch
 from fairseq import utils
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
@@ -15,31 +16,29 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import warn_amp_without_gpu
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
     options_from,
     parsed,
 )
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, uniform_weights
 from fairseq_plugins.weighted_transformer.fairseq_layers import (
     FairseqDecoderLayer,
     FairseqEncoderLayer,
     make_dropouts_retainable,
 )
-from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, Attention
+from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS, Attention
 from fairseq_plugins.weighted_transformer.optimizer import schedule_branches
 from fairseq_plugins.weighted_transformer.options import (
     ATTENTIONS,
     BRANCHES,
     ONE,
     SHAKE,
+    SUMS,
     BranchOptions,
     WeightedTransformerConfig,
     check_options,
-    check_variant,
-    encode_variant,
 )
 
 
@@ -72,15 +71,12 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
 
     @classmethod
     def build_model(
-        cls, cfg: WeightedTransformerConfig | argparse.Namespace, task: Any
+        cls, cfg: WeightedTransformerConfig | Namespace, task: Any
     ) -> "WeightedTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        warn_amp_without_gpu(args)
         options = options_from(BranchOptions, args)
-        if not hasattr(args, "branch_optimizer"):
-            options.branch_optimizer = getattr(args, "optimizer", None)
-        check_options(options, TransformerConfig.from_namespace(args))
+        check_options(options, args)
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
@@ -91,7 +87,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         model.branch_options = options
         model.schedule_branches()
         # averaging skips integers, and --store-ema skips names with "version"
-        model.register_buffer("variant_version", encode_variant(options))
+        variant = VARIANTS.index(options.branch_residual), SUMS.index(options.branch_sum)
+        model.register_buffer("variant_version", torch.tensor(variant))
         attach_digest(model, task)
         return model
 
@@ -110,25 +107,24 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check the variant; add equal κ and α to a plain transformer's weights, in place."""
         super().upgrade_state_dict_named(state_dict, name)
-        for path, module in self.named_modules():
+        modules = dict(self.named_modules())
+        for path, module in modules.items():
             if isinstance(module, Attention):
                 # of old plain transformers
                 MultiheadAttention.upgrade_state_dict_named(module, state_dict, path)
-        check_variant(
-            self.variant_version, state_dict.setdefault("variant_version", self.variant_version)
-        )
-        if any(".kappa" in key for key in state_dict):
-            return
-        alike = encode_variant(BranchOptions(branch_sum=BRANCHES))
-        if self.variant_version.tolist() != alike.tolist():
+        theirs = self.variant_version
+        if not any(".kappa" in key for key in state_dict):
+            theirs = torch.tensor([VARIANTS.index(SUBLAYERS), SUMS.index(BRANCHES)])
+            for path, module in modules.items():
+                if isinstance(module, BranchWeights):
+                    # equal logits are equal weights, too
+                    state_dict[f"{path}.{module.name}"] = uniform_weights(module.branches)
+        theirs = state_dict.setdefault("variant_version", theirs).tolist()
+        if theirs != self.variant_version.tolist():
             raise ValueError(
-                "the checkpoint is a plain transformer's, which only one variant continues: give "
-                f"--branch-residual {SUBLAYERS} --branch-sum {BRANCHES}"
+                f"the checkpoint computes what --branch-residual {VARIANTS[theirs[0]]} "
+                f"--branch-sum {SUMS[theirs[1]]} does: give these"
             )
-        for prefix, module in self.named_modules():
-            if isinstance(module, BranchWeights):
-                # equal logits are equal weights, too
-                state_dict[f"{prefix}.{module.name}"] = module.uniform()
 
 
 def _build_layer(cfg: TransformerConfig, options: BranchOptions, part: str) -> nn.Module:

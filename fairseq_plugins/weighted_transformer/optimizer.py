@@ -21,6 +21,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
     SIMPLEX,
     BranchWeights,
+    learning_rate,
     project_to_simplex,
 )
 from fairseq_plugins.weighted_transformer.options import OPTIMIZER, BranchOptions
@@ -34,25 +35,21 @@ class BranchSchedule:
     depth: float
 
     def learning_rate(self, update: int) -> float | None:
-        """Return the learning rate of update ``update``, from 1; None if κ and α stay as they are.
-
-        It is ``depth^-0.5 · min(t^-0.5, t · warmup^-1.5)`` for update t, times --branch-lr.
-        """
-        last, warmup = self.options.freeze_branch_weights_after, self.options.branch_warmup_updates
+        """Return the learning rate of an update, from 1; None if κ and α stay as they are."""
+        last = self.options.freeze_branch_weights_after
         if last is not None and update > last:
             return None
-        factor = self.options.branch_lr * self.depth**-0.5
-        return factor * min(update**-0.5, update * warmup**-1.5)
+        factor, warmup = self.options.branch_lr, self.options.branch_warmup_updates
+        return learning_rate(update, self.depth, factor, warmup)
 
 
 def schedule_branches(layers: Sequence[nn.Module], embed_dim: int, options: BranchOptions) -> None:
     """Let :class:`AdamWithBranchWeights` train κ and α of encoder or decoder by their options."""
     for layer in layers:
-        schedule = BranchSchedule(options, embed_dim / len(layers))
+        overrides = {"branch_schedule": BranchSchedule(options, embed_dim / len(layers))}
         for weights in layer.modules():
             if isinstance(weights, BranchWeights):
-                overrides = {"optimizer": {"branch_schedule": schedule}}
-                getattr(weights, weights.name).optim_overrides = overrides
+                getattr(weights, weights.name).optim_overrides = {"optimizer": overrides}
 
 
 class AdamWithBranchWeights(Adam):
@@ -78,7 +75,7 @@ class AdamWithBranchWeights(Adam):
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Update the parameters and project κ and α; return what ``closure`` returns."""
         loss = None if closure is None else closure()
-        trained = []
+        projected = []
         for schedule, group in zip(self.schedules, self.param_groups[1:], strict=True):
             group["updates"] += 1
             rate = schedule.learning_rate(group["updates"])
@@ -89,9 +86,9 @@ class AdamWithBranchWeights(Adam):
                 continue
             group["lr"] = rate
             if schedule.options.branch_parameterization == SIMPLEX:
-                trained += group["params"]
+                projected += group["params"]
         super().step()
-        for weight in trained:
+        for weight in projected:
             project_to_simplex(weight)
         return loss
 

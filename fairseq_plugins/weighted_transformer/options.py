@@ -1,14 +1,12 @@
 """Options of the Weighted Transformer, and the options of fairseq that it refuses."""
 
 import math
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Optional
 
-import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
-from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.options import flag, option
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
@@ -81,56 +79,38 @@ class BranchOptions(FairseqDataclass):
         "number of updates after which kappa and alpha stay as they are; the paper freezes them "
         "for the last 10,000 updates (section 4.1; default: never)",
     )
-    # evaluation has no optimizer
-    branch_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
 
 
 @dataclass
 class WeightedTransformerConfig(BranchOptions, TransformerOptions):
     """Options of ``weighted_transformer``: those of fairseq's ``transformer``, and of branches."""
 
-    amp: bool = II("oc.select:common.amp,false")
+    # evaluation has no optimizer
+    optimizer: Optional[str] = II("oc.select:optimizer._name,null")
 
 
-def encode_variant(options: BranchOptions) -> Tensor:
-    """Return a variant as a checkpoint stores it: the indices of two options' values, (2,)."""
-    return torch.tensor([VARIANTS.index(options.branch_residual), SUMS.index(options.branch_sum)])
+# options of fairseq's transformer that the layers here do not have
+_NOT_SUPPORTED = (
+    *("cross_self_attention", "no_cross_attention", "quant_noise_pq", "quant_noise_scalar"),
+    *("encoder_xformers_att_config", "decoder_xformers_att_config", "base_layers"),
+)
 
 
-def check_variant(ours: Tensor, theirs: Tensor) -> None:
-    """Refuse a checkpoint of another variant; both come from :func:`encode_variant`."""
-    if not torch.equal(ours, theirs):
-        variant, total = theirs.tolist()
-        raise ValueError(
-            f"the checkpoint was trained with --branch-residual {VARIANTS[variant]} "
-            f"--branch-sum {SUMS[total]}: give these"
-        )
-
-
-def check_options(options: BranchOptions, cfg: TransformerConfig) -> None:
+def check_options(options: BranchOptions, args: Namespace) -> None:
     """Refuse values that branches cannot have, and options of fairseq's that they lack."""
-    for name, least in [
-        ("branch_lr", 0),
-        ("branch_warmup_updates", 1),
-        ("freeze_branch_weights_after", 0),
-    ]:
+    minima = {"branch_lr": 0, "branch_warmup_updates": 1, "freeze_branch_weights_after": 0}
+    for name, least in minima.items():
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{flag(name)} is {value}: it must be at least {least}, and finite")
-    if options.branch_training != SHAKE and options.branch_optimizer not in (None, OPTIMIZER):
+    optimizer = getattr(args, "optimizer", None)
+    if options.branch_training != SHAKE and optimizer not in (None, OPTIMIZER):
         raise ValueError(
-            f"--optimizer is {options.branch_optimizer}: it would let kappa and alpha leave the "
-            f"simplex, at the learning rate of all weights: give --optimizer {OPTIMIZER}"
+            f"--optimizer is {optimizer}: it would let kappa and alpha leave the simplex, at the "
+            f"learning rate of all weights: give --optimizer {OPTIMIZER}"
         )
-    for name, value in [
-        ("cross_self_attention", cfg.cross_self_attention),
-        ("no_cross_attention", cfg.no_cross_attention),
-        ("quant_noise_pq", cfg.quant_noise.pq),
-        ("quant_noise_scalar", cfg.quant_noise.scalar),
-        ("encoder_xformers_att_config", cfg.encoder.xformers_att_config),
-        ("decoder_xformers_att_config", cfg.decoder.xformers_att_config),
-        ("base_layers", cfg.base_layers),
-    ]:
+    for name in _NOT_SUPPORTED:
+        value = getattr(args, name, None)
         if value:
             raise ValueError(
                 f"{flag(name)} is {value}: weighted_transformer does not have it; leave it out, "

@@ -60,7 +60,7 @@ def read_content(arguments: argparse.Namespace) -> dict[str, Any]:
             *(arguments.data, arguments.text, pair, arguments.split, arguments.tokens),
         )
     elif arguments.data is not None:
-        from fairseq_plugins.segment_language_model.evaluation import loss_unit, read_units
+        from fairseq_plugins.units import loss_unit, read_units
 
         content["unit"] = loss_unit(read_units(arguments.data).unit)
     if arguments.log:

@@ -19,8 +19,8 @@ from fairseq_plugins.python_interface.loading import find_checkpoint, load
 from fairseq_plugins.python_interface.scoring import in_unit
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.python_interface.translation import TranslationModel
-from fairseq_plugins.segment_language_model.evaluation import BITS, PERPLEXITY
 from fairseq_plugins.segment_language_model.split import load_tokens
+from fairseq_plugins.units import BITS, PERPLEXITY
 from scripts._shared.checkpoints import checkpoint_options, read_checkpoint
 from scripts._shared.commands import short
 from scripts.inspect._reads import (

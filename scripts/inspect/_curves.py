@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
+from fairseq_plugins.units import PERPLEXITY
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 

@@ -8,7 +8,8 @@ from fairseq.optim import build_optimizer
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClip, FairseqAdagradWithClip
+from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClip
+from fairseq_plugins.all_attention.optimizer import FairseqAdagradWithClip
 
 SHAPES = [(3, 4), (5,), (), (2, 1, 3)]
 # the first tensor's gradients have norms of about 3.5, the last one's of about 0.005

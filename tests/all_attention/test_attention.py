@@ -65,8 +65,12 @@ def attend(attention, positions, x, past=None):
     return attention(x, attention.project_positions(positions(farthest, x), groups), past)
 
 
-def assert_equals_the_equations(attention, positions, length, remembered):
-    """Compare values and gradients with the equations, also the values under no_grad."""
+def assert_equals_the_equations(attention, positions, length, remembered, farthest=None):
+    """Compare values and gradients with the equations, also the values under no_grad.
+
+    ``farthest`` is the last distance of which the equations take the softmax; by default, the
+    window's.
+    """
     x, past = draw(length), draw(remembered)
     inputs = [x, past, *attention.parameters(), positions.weight]
     state = HiddenStates((past,)) if remembered else None
@@ -75,8 +79,8 @@ def assert_equals_the_equations(attention, positions, length, remembered):
     def u(distance):
         return positions.weight[min(max(distance, 1), positions.farthest) - 1]
 
-    span = attention.window.farthest
-    rows = [multi_head(attention, x[b], context[b], u, span) for b in range(STREAMS)]
+    farthest = farthest or attention.window.farthest
+    rows = [multi_head(attention, x[b], context[b], u, farthest) for b in range(STREAMS)]
     expected = torch.stack(rows)
     assert_same(attend(attention, positions, x, state)[0], expected, inputs)
     with torch.no_grad():
@@ -145,15 +149,16 @@ NEAR = [0.013, 0.093, 0.05, 0.007]
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("span", "values", "remembered"), [(12, VALUES[4], 0), (12, VALUES[4], 16), (80, NEAR, 80)]
+    ("span", "values", "remembered", "farthest"),
+    [(12, VALUES[4], 0, 12), (12, VALUES[4], 16, 12), (80, NEAR, 80, 16)],
 )
 @EACH_VARIANT
 def test_spans_with_epsilon_equal_the_equations(
-    kernel, span, values, remembered, variant, persistent
+    kernel, span, values, remembered, farthest, variant, persistent
 ):
     options = {"span": span, "kernel": kernel, "epsilon": 0.1}
     attention, positions = make(values, variant, persistent, **options)
-    assert_equals_the_equations(attention, positions, 5, remembered)
+    assert_equals_the_equations(attention, positions, 5, remembered, farthest)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -1,6 +1,5 @@
 """Every command refuses a checkpoint with other dictionaries than those of its training."""
 
-import re
 import shutil
 
 import pytest
@@ -72,11 +71,3 @@ def test_averages_keep_the_digest(data, trained, tmp_path):
     for digests in expected.values():
         assert len(digests) == 5
         assert all(digest.equal(digests[0]) for digest in digests)
-
-
-def test_training_refuses_folders_with_different_dictionaries(pairs, tmp_path):
-    other = reverse(pairs, tmp_path / "other")
-    words = fit(TRANSLATION, f"{pairs}:{other}", tmp_path / "new", "--max-update", 1)
-    printed = run(*words, fails=True)
-    assert re.search(rf"DATA has {pairs}/(\S+) and {other}/\1, which differ: bin", printed)
-    assert not list((tmp_path / "new").glob("*.pt"))

@@ -106,8 +106,6 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
 )
 def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
     printed = train(data, tmp_path, *STEPS, *LOGGED, "--batch-split", 3, *precision.split())
-    # fairseq mixes precisions on GPUs alone; tests/gpu has tests of that
-    assert ("--amp needs a GPU" in printed) == (precision == "--amp")
     losses = [
         [float(values["loss"]) for values in logged(log).values()]
         for log in (printed, (uninterrupted / "log").read_text())

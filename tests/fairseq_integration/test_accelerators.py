@@ -17,7 +17,7 @@ import torch
 from fairseq.optim.adam import FairseqAdamConfig
 from torch import Tensor
 
-from fairseq_plugins.all_attention.adagrad_with_clip import (
+from fairseq_plugins.all_attention.optimizer import (
     AdagradWithClipConfig,
     FairseqAdagradWithClip,
 )

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, hide_from_fairseq
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.product_key_memory.query import QueryNetwork
 from tests.optimizers import adam_options, in_precision
 
@@ -13,20 +14,22 @@ D, K, TOKENS = 6, 25, 7
 PADDING = torch.tensor([False, True, False, False, True, True, False])
 BATCH_NORM = {"query": {"batch_norm": True}}
 EVERYTHING = {
-    "query": {"hidden_dims": (5, 3), "batch_norm": True, "layer_norm": True},
-    "output": {"norm": True, "gate": True},
+    "query": {"hidden_dims": (5, 3), "batch_norm": True},
+    "output": {"gate": True},
     "value_dim": 3,
 }
 
 
-def build_memory(embed_dim, heads, query_dim, query=None, output=None, **options):
+def build_memory(
+    embed_dim, heads, query_dim, query=None, output=None, kind=ProductKeyMemory, **options
+):
     """Build a memory; ``query`` and ``output`` are options of its query network and its output."""
     if query:
         options["query"] = QueryNetwork(embed_dim, heads, query_dim, **query)
     if output:
         value_dim = options.get("value_dim") or embed_dim
         options["output"] = MemoryOutput(embed_dim, value_dim, **output)
-    return ProductKeyMemory(embed_dim, heads=heads, query_dim=query_dim, **options)
+    return kind(embed_dim, heads=heads, query_dim=query_dim, **options)
 
 
 def exact_memory(seed=1, heads=2, query_dim=4, **options):
@@ -34,13 +37,11 @@ def exact_memory(seed=1, heads=2, query_dim=4, **options):
     torch.manual_seed(seed)
     memory = build_memory(D, heads, query_dim, **{"slots": K, "knn": 4, **options}).double()
     # norms are initialized to 0 or 1
-    for norm in [*memory.query.children(), *memory.output.children()]:
-        if isinstance(norm, nn.LayerNorm) or hasattr(norm, "running_mean"):
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
-        if hasattr(norm, "running_mean"):
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.5, 2)
+    if (norm := memory.query.batch_norm) is not None:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
     return memory
 
 
@@ -53,11 +54,9 @@ WIDTH, SLOTS = 8, 64
 
 
 def make_memory(slots=SLOTS, knn=3, seed=1, **choices):
-    """Build a memory that keeps the values' gradient beside autograd, for adam_with_memory."""
+    """Build a memory for adam_with_memory."""
     torch.manual_seed(seed)
-    memory = build_memory(WIDTH, 2, 4, slots=slots, knn=knn, **choices)
-    hide_from_fairseq(memory)
-    return memory
+    return build_memory(WIDTH, 2, 4, slots=slots, knn=knn, kind=FairseqMemory, **choices)
 
 
 class Pair(nn.Module):
@@ -66,10 +65,8 @@ class Pair(nn.Module):
     def __init__(self, seed=1, **choices):
         super().__init__()
         self.first = make_memory(seed=seed, **choices)
-        self.second = build_memory(
-            WIDTH, 1, 6, slots=SLOTS, knn=3, values=self.first.values, **choices
-        )
-        hide_from_fairseq(self.second)
+        choices |= {"slots": SLOTS, "knn": 3, "values": self.first.values}
+        self.second = build_memory(WIDTH, 1, 6, kind=FairseqMemory, **choices)
 
     @property
     def values(self):

@@ -30,8 +30,8 @@ def test_kernels_compute_the_same_on_two_threads():
 
 def test_an_update_that_divides_by_0_raises_nothing():
     tables, rows = torch.zeros(3, 4, WIDTH), torch.tensor([1, 3])
-    numbers = (0.9, 0.98), torch.tensor(1.0), 0.0, 1e-3, 0.0
-    cpu_kernels.update_rows(*tables, rows, torch.zeros(2, WIDTH), *numbers)
+    numbers = {"scale": torch.tensor(1.0), "decay": 0.0, "step_size": 1e-3, "eps": 0.0}
+    cpu_kernels.adam_step(*tables, rows, torch.zeros(2, WIDTH), betas=(0.9, 0.98), **numbers)
     assert tables[0].isnan().any(1).tolist() == [False, True, False, True]
 
 

@@ -26,7 +26,7 @@ from tests.product_key_memory.layer import (
 from tests.reference.product_key_memory import product_key_memory
 
 GATE = {"output": {"gate": True}}
-KEYS = pytest.mark.parametrize("keys", ["product", "flat"])
+KEYS = pytest.mark.parametrize("keys", memory_layer.KEYS)
 
 
 @pytest.mark.parametrize("padding", [None, "packed", "in place"])

@@ -60,11 +60,6 @@ DECODER = "decoder_memory_layers"
             "--decoder-layers-to-keep is 1 with --memory-layers 2: leave one",
         ),
         (tiny_transformer, {DECODER: "1,1"}, "--decoder-memory-layers is '1,1': .* each once"),
-        (
-            tiny_transformer,
-            {DECODER: "1", "cross_self_attention": True},
-            "--cross-self-attention is True with --decoder-memory-layers 1: leave one",
-        ),
     ],
 )
 def test_models_refuse_impossible_options(build_it, options, words):
@@ -74,10 +69,10 @@ def test_models_refuse_impossible_options(build_it, options, words):
 
 @pytest.mark.parametrize("build_it", [tiny_language_model, tiny_transformer])
 def test_memory_options_without_a_memory_cause_a_warning(build_it, caplog):
-    build_it(memory_output_norm=True, memory_optimizer=None)
+    build_it(memory_output_gate=True, memory_optimizer=None)
     (warning,) = (text for text in caplog.messages if "memory" in text)
     assert "memory-layers for --memory-slots, " in warning
-    assert "--memory-output-norm" in warning
+    assert "--memory-output-gate" in warning
 
 
 @pytest.mark.parametrize("kind", BUILDERS)

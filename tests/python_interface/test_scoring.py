@@ -114,7 +114,7 @@ def test_score_split_notices_unknown_tokens_and_infinite_losses(saved, tmp_path,
         ("recurrent", {"split": "dev"}, "split dev: no data at .*dev.bin"),
         ("recurrent", {"batch_size": 98}, "batch_size is 98.*97 tokens"),
         ("blocks", {"extended_context": 7}, "tokens_per_sample is 10.*extended_context 7"),
-        ("pairs", {"split": "dev"}, "split dev: no data at .*dev.lower-upper.upper"),
+        ("pairs", {"split": "dev"}, "split dev: Dataset not found: dev .*: name a split"),
     ],
 )
 def test_score_split_refuses_impossible_arguments(models, kind, options, named):

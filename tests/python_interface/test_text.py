@@ -9,7 +9,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 
 from fairseq_plugins.python_interface.text import TextCoder, build_lines
-from fairseq_plugins.segment_language_model.evaluation import Units, loss_unit, read_units
+from fairseq_plugins.units import Units, loss_unit, read_units
 
 WORDS = "the cat sat on a mat and the dogs ran home"
 

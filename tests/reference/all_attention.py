@@ -20,24 +20,14 @@ def soft_mask(z, ramp):
     return lambda distances: torch.clamp((ramp + z - (distances - 1)) / ramp, 0, 1)
 
 
-def computed_reach(span):
-    """Return how far the published code computes scores; it drops 64 distances at a time."""
-    widest = math.ceil(max(span.value.tolist()) * span.max_span) + span.ramp
-    return span.max_span - max(0, span.max_span - widest) // 64 * 64
-
-
-def attend(
-    q, k, v, encode, seen, m_k=None, m_v=None, mask=None, joint=True, epsilon=0.0, position_q=None
-):
+def attend(q, k, v, encode, seen, m_k=None, m_v=None, mask=None, joint=True, epsilon=0.0):
     """Compute one head of equations 12 and 13 over one stream, one query at a time.
 
     q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; encode: distance ->
     d_h; seen: distance -> whether a key is visible; m_k, m_v (N, d_h): persistent keys and values;
     mask: distances (C,) -> m (C,); joint: one softmax over context and persistent vectors, or one
-    over each (section 5.3); epsilon: for the softmax with masks; position_q: queries for positions,
-    by default q. Returns (T, d_h).
+    over each (section 5.3); epsilon: for the softmax with masks. Returns (T, d_h).
     """
-    position_q = q if position_q is None else position_q
     m_k, m_v = (q[:0], q[:0]) if m_k is None else (m_k, m_v)
     before = k.size(0) - q.size(0)
     scale = math.sqrt(q.size(1))
@@ -48,7 +38,7 @@ def attend(
         distances = [distance for distance in reach if distance <= before + t]
         keys = [before + t - distance for distance in distances]
         # the nearest key comes first, as in `positions`
-        scores = (k[keys] @ q[t] + positions[: len(keys)] @ position_q[t]) / scale
+        scores = (k[keys] @ q[t] + positions[: len(keys)] @ q[t]) / scale
         masks = torch.ones_like(scores) if mask is None else mask(q.new_tensor(distances))
         persistent = m_k @ q[t] / scale
         if joint:
@@ -81,14 +71,13 @@ def multi_head(layer, x, context, u, span):
             elif layer.variant == "head-split" and h >= see_context:
                 m_k, m_v = vectors(layer.persistent, h - see_context)
         seen = context if h < see_context else context[:0]
-        mask, farthest, epsilon = None, span, 0.0
+        mask, epsilon = None, 0.0
         if layer.span is not None and h < see_context:
             mask = soft_mask(layer.span.value[h] * layer.span.max_span, layer.span.ramp)
             epsilon = layer.span.epsilon
-            farthest = min(span, computed_reach(layer.span)) if epsilon else span
 
-        def visible(distance, farthest=farthest):
-            return layer.window.nearest <= distance <= farthest
+        def visible(distance):
+            return layer.window.nearest <= distance <= span
 
         projections = (layer.q_proj, x), (layer.k_proj, seen), (layer.v_proj, seen)
         projected = [y @ projection.weight[rows].T for projection, y in projections]

@@ -8,9 +8,15 @@ import math
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
 
-from tests.reference.all_attention import layer_norm, multi_head
+from tests.reference.all_attention import multi_head
 from tests.reference.transformer_xl import attention, sinusoid
+
+
+def layer_norm(w, name, x, epsilon=1e-5):
+    """Normalise vectors x (T, d)."""
+    return F.layer_norm(x, x.shape[1:], w[f"{name}.weight"], w[f"{name}.bias"], epsilon)
 
 
 def bands(w, layers, projections, cutoffs):
@@ -94,7 +100,7 @@ def transformer_xl_layer(w, config, name, x, context):
     def norm(part, y):
         prefix = f"{name}.{part}.layer_norm"
         epsilon = config.get("layer_norm_epsilon", 1e-5)
-        return layer_norm(y, w[f"{prefix}.weight"], w[f"{prefix}.bias"], epsilon)
+        return layer_norm(w, prefix, y, epsilon)
 
     inputs = norm("dec_attn", context) if before else context
     q, k, v = w[f"{name}.dec_attn.qkv_net.weight"].chunk(3)
@@ -166,9 +172,9 @@ def adaptive_span_layer(w, options, name, x):
     # the farthest distance comes first
     positions = w["key_pe"][0].T
     attended = multi_head(layer, x, context, lambda distance: positions[-distance], span)
-    x = layer_norm(x + attended, w[f"{name}.norm1.weight"], w[f"{name}.norm1.bias"])
+    x = layer_norm(w, f"{name}.norm1", x + attended)
     if f"{name}.ff.fc1.weight" not in w:
         return x
     hidden = (x @ w[f"{name}.ff.fc1.weight"].T + w[f"{name}.ff.fc1.bias"]).clamp(min=0)
     inner = hidden @ w[f"{name}.ff.fc2.weight"].T + w[f"{name}.ff.fc2.bias"]
-    return layer_norm(x + inner, w[f"{name}.norm2.weight"], w[f"{name}.norm2.bias"])
+    return layer_norm(w, f"{name}.norm2", x + inner)

@@ -5,8 +5,6 @@ The output gate comes from Memory Layers at Scale (Berges et al. 2024).
 
 import torch
 
-from tests.reference.all_attention import layer_norm
-
 
 def best_pairs(first, second, k):
     """Return slots i·n + j of the k largest of all n² sums first[i] + second[j], best first.
@@ -57,11 +55,6 @@ def batch_norm(norm, vectors, training):
     return [torch.stack(list(row)) for row in zip(*features, strict=True)]
 
 
-def normed(norm, vector):
-    """Normalise one query, or one sum of values, over its dimensions."""
-    return layer_norm(vector, norm.weight.double(), norm.bias.double(), norm.eps)
-
-
 def queries(network, tokens, training):
     """Return H queries (d_q,) for each of the tokens, a list of vectors (d,) (section 3.1)."""
     vectors = []
@@ -76,10 +69,7 @@ def queries(network, tokens, training):
     by_head = []
     for vector in vectors:
         width = len(vector) // network.heads
-        heads = [vector[h * width : (h + 1) * width] for h in range(network.heads)]
-        if network.layer_norm is not None:
-            heads = [normed(network.layer_norm, query) for query in heads]
-        by_head.append(heads)
+        by_head.append([vector[h * width : (h + 1) * width] for h in range(network.heads)])
     return by_head
 
 
@@ -114,8 +104,6 @@ def read_memory(memory, token, heads):
         weights = exponentials / exponentials.sum()
         for slot, weight in zip(slots, weights, strict=True):
             total = total + weight * table[slot].double()
-    if output.norm is not None:
-        total = normed(output.norm, total)
     if output.gate is not None:
         total = gated(output.gate, token, total)
     return total if output.projection is None else linear(output.projection, total)

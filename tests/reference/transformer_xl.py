@@ -1,11 +1,8 @@
-"""Transformer-XL layer and network, one query at a time (Dai et al. 2019, section 3.3)."""
+"""Transformer-XL layer and network, one query and key at a time (Dai et al. 2019, section 3)."""
 
-import functools
 import math
 
 import torch
-
-from tests.reference.all_attention import attend, embed, feed_forward, layer_norm, output
 
 
 def sinusoid(number, width):
@@ -18,23 +15,28 @@ def sinusoid(number, width):
 
 
 def attention(layer, x, context, seen, encode, shared=None):
-    """Compute the sublayer for one stream: x (T, d), the end of context (M + T, d).
+    """Compute the attention of section 3.3 for one stream: x (T, d), the end of context (M + T, d).
 
-    ``seen(distance)``: whether a key is visible; ``encode(head, distance)``: its position key;
+    ``seen(distance)``: whether a key is visible; ``encode(head, distance)``: W_kR R of a distance;
     ``shared``: u and v of layers without their own.
     """
-    outputs, biases = [], layer.biases or shared
-    for head in range(x.size(1) // layer.head_dim):
-        rows = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
+    width, biases, before = layer.head_dim, layer.biases or shared, len(context) - len(x)
+    heads = []
+    for head in range(x.size(1) // width):
+        rows = slice(head * width, (head + 1) * width)
         projections = (layer.q_proj, x), (layer.k_proj, context), (layer.v_proj, context)
         q, k, v = (y @ projection.weight[rows].T for projection, y in projections)
-        # queries for terms a and c of the score, and for b and d
-        content_q = positions_q = q
-        if biases is not None:
-            content_q, positions_q = q + biases.u[head], q + biases.v[head]
-        encode_head = functools.partial(encode, head)
-        outputs.append(attend(content_q, k, v, encode_head, seen, position_q=positions_q))
-    return torch.cat(outputs, dim=1) @ layer.out_proj.weight.T
+        u, v_bias = (0, 0) if biases is None else (biases.u[head], biases.v[head])
+        r = [encode(head, distance) for distance in range(len(context))]
+        outputs = []
+        for i, query in enumerate(q, before):
+            visible = [j for j in range(i + 1) if seen(i - j)]
+            # terms a and c, then b and d
+            scores = [(query + u) @ k[j] + (query + v_bias) @ r[i - j] for j in visible]
+            weights = torch.stack(scores).div(math.sqrt(width)).exp()
+            outputs.append(weights @ v[visible] / weights.sum())
+        heads.append(torch.stack(outputs))
+    return torch.cat(heads, dim=1) @ layer.out_proj.weight.T
 
 
 def encoder(layer, clamp_len=None):
@@ -55,6 +57,19 @@ def encoder(layer, clamp_len=None):
     return encode
 
 
+def layer_norm(norm, x):
+    """Scale and shift vectors x (T, d) with mean 0 and variance 1."""
+    centered = x - x.mean(dim=1, keepdim=True)
+    variance = centered.pow(2).mean(dim=1, keepdim=True)
+    return norm.weight * centered / (variance + norm.eps).sqrt() + norm.bias
+
+
+def feed_forward(layer, x):
+    """Compute the positionwise feed-forward network, W_2 relu(W_1 x + b_1) + b_2."""
+    inner = (x @ layer.fc1.weight.T + layer.fc1.bias).clamp(min=0)
+    return inner @ layer.fc2.weight.T + layer.fc2.bias
+
+
 def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=None):
     """Return y (T, d) and each layer's inputs, for a segment x (T, d) of one stream.
 
@@ -69,20 +84,20 @@ def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=Non
         context = x if past is None else torch.cat([past[index], x])
         inputs.append(context)
         rest = seen, encoder(layer.self_attn, clamp_len), network.layers[0].self_attn.biases
-        norms = layer.self_attn_layer_norm, layer.final_layer_norm
-        first, second = ((norm.weight, norm.bias) for norm in norms)
+        first, second = layer.self_attn_layer_norm, layer.final_layer_norm
         if layer.normalize_before:
-            y = layer_norm(context, *first)
+            y = layer_norm(first, context)
             x = x + attention(layer.self_attn, y[len(y) - len(x) :], y, *rest)
-            x = x + feed_forward(layer.feed_forward, layer_norm(x, *second))
+            x = x + feed_forward(layer.feed_forward, layer_norm(second, x))
         else:
-            x = layer_norm(x + attention(layer.self_attn, x, context, *rest), *first)
-            x = layer_norm(x + feed_forward(layer.feed_forward, x), *second)
-    norm = network.layer_norm
-    return (x if norm is None else layer_norm(x, norm.weight, norm.bias)), inputs
+            x = layer_norm(first, x + attention(layer.self_attn, x, context, *rest))
+            x = layer_norm(second, x + feed_forward(layer.feed_forward, x))
+    return (x if network.layer_norm is None else layer_norm(network.layer_norm, x)), inputs
 
 
 def network(decoder, tokens, seen, clamp_len=None):
     """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
-    y, _ = run_segment(decoder.network, embed(decoder, tokens), None, seen, clamp_len)
-    return output(decoder, y)
+    embeddings = torch.stack([decoder.embed_tokens.weight[t] for t in tokens])
+    y, _ = run_segment(decoder.network, decoder.embed_scale * embeddings, None, seen, clamp_len)
+    scores, bias = y @ decoder.output_projection.weight.T, decoder.output_projection.bias
+    return scores if bias is None else scores + bias

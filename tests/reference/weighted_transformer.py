@@ -15,6 +15,16 @@ def attention(queries, keys, values, visible):
     return torch.stack(out)
 
 
+def branch_weights(weights):
+    """Return κ or α of M branches as applied, a list: the ``top_k`` largest, times their sum."""
+    values = getattr(weights, weights.name)
+    if weights.softmax:
+        values = values.exp() / values.exp().sum()
+    by_size = sorted(range(len(values)), key=lambda i: -float(values[i]))
+    used = by_size[: weights.top_k]
+    return [weights.total * values[i] if i in used else 0 * values[i] for i in range(len(values))]
+
+
 def branch_head(i, heads, query, key, visible):
     """Compute equation 5 for branch i, from 0, of one sentence, (T, h); ``heads`` has the weights.
 
@@ -46,7 +56,7 @@ def branched_attention(module, query, key, visible):
     Its output projection is a BranchedFeedForward.
     """
     fc1, fc2 = module.out_proj.fc1, module.out_proj.fc2
-    kappa, alpha = fc1.weights(), fc2.weights()
+    kappa, alpha = branch_weights(fc1.weights), branch_weights(fc2.weights)
     rest = len(kappa), fc1.weights.total
     result = torch.zeros_like(query)
     for i in range(len(kappa)):
@@ -59,7 +69,7 @@ def branched_attention(module, query, key, visible):
 def weighted_attention(module, query, key, visible):
     """Compute Σ_i κ_i b_i of an attention whose projection is a WeightedLinear: (T, d)."""
     out_proj = module.out_proj
-    kappa = out_proj.weights()
+    kappa = branch_weights(out_proj.weights)
     rest = out_proj.weight, out_proj.bias, len(kappa), out_proj.weights.total
     heads = [branch_head(i, module, query, key, visible) for i in range(len(kappa))]
     return sum(kappa[i] * projected(i, head, *rest) for i, head in enumerate(heads))
@@ -80,7 +90,7 @@ ATTENTIONS = {
 
 def weighted_feed_forward(layer, x):
     """Compute Σ_i α_i F_i(x) of a layer whose second map is a WeightedLinear: (T, d)."""
-    alpha = layer.fc2.weights()
+    alpha = branch_weights(layer.fc2.weights)
     rest = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.total
     return sum(alpha[i] * feed_forward(i, x, *rest) for i in range(len(alpha)))
 

@@ -10,7 +10,7 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
-from tests.product_key_memory.tiny import MEMORY, memories
+from tests.product_key_memory.tiny import MEMORY
 from tests.tiny import (
     ADAPTIVE,
     dictionary,
@@ -32,10 +32,7 @@ def with_spans():
 
 
 def with_memory():
-    model = tiny_transformer_xl(memory_layers="2", **MEMORY)
-    for memory in memories(model):
-        memory.values.keep_gradient_beside_autograd()
-    return model
+    return tiny_transformer_xl(memory_layers="2", memory_optimizer="adam_with_memory", **MEMORY)
 
 
 # how a model is built, and options of its loss

@@ -101,6 +101,7 @@ def test_a_memory_is_a_residual_sublayer_and_sees_padding():
         FeedForward(WIDTH, 24, torch.nn.Dropout(0.0)),
         torch.nn.Dropout(0.0),
         memory=Memory(WIDTH, WIDTH),
+        memory_interleave=True,
     )
     network, seen = SegmentNetwork([layer], TOKENS).double(), []
     layer.feed_forward.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))

@@ -115,10 +115,15 @@ REFUSED = [
     # checkpoints
     (
         lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="branches"),
-        "the checkpoint was trained with --branch-residual as-written --branch-sum one: give these",
+        "the checkpoint computes what --branch-residual as-written --branch-sum one does: give the",
     ),
-    (lambda: load(tiny_plain_transformer()), "the checkpoint is a plain trans"),
-    (lambda: load(tiny_plain_transformer(), **AS_WRITTEN), "the checkpoint is a plain transform"),
+    *(
+        (
+            lambda options=options: load(tiny_plain_transformer(), **options),
+            "the checkpoint computes what --branch-residual sublayers --branch-sum branches does",
+        )
+        for options in ({}, AS_WRITTEN)
+    ),
 ]
 
 

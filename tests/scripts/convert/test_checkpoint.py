@@ -7,7 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_plugins
-from fairseq_plugins.segment_language_model.evaluation import loss_unit, read_units
+from fairseq_plugins.units import loss_unit, read_units
 from scripts.convert import checkpoint
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,

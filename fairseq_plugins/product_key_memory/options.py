@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import Optional
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.options import flag, option
@@ -43,14 +43,13 @@ class MemoryOptions(FairseqDataclass):
         "normalise queries over the tokens of a batch, so that more slots are used (section 4.5); "
         "the paper's author recommends it",
     )
-    memory_query_layer_norm: bool = option(False, "normalise each query over its dimensions")
     memory_query_dropout: float = option(0.0, "dropout of the queries")
     memory_input_dropout: float = option(0.0, "dropout of a memory's input")
     memory_value_dropout: float = option(0.0, "dropout of the sum of values")
-    memory_keys: ChoiceEnum(["product", "flat"]) = option(
+    memory_keys: str = option(
         "product", "product keys, or flat keys, all of which are searched (section 4.5)"
     )
-    memory_kernel: ChoiceEnum(["fast", "plain"]) = option(
+    memory_kernel: str = option(
         "fast",
         "how slots are searched and summed: fast, or plain, the paper's equations in PyTorch's "
         "operations, which is slow; fast flat keys use faiss where it is installed",
@@ -60,7 +59,6 @@ class MemoryOptions(FairseqDataclass):
         "use one table of values for all memories of the model; queries and keys stay separate "
         "(Berges et al. 2024, arXiv:2412.09764)",
     )
-    memory_output_norm: bool = option(False, "normalise the sum of values")
     memory_output_gate: bool = option(
         False,
         "multiply the sum of values by SiLU of a map of the memory's input, and map the product "

@@ -1,0 +1,131 @@
+"""Memories from options: which layers of a stack have one, and what it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory
+from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
+from fairseq_plugins.product_key_memory.options import MemoryOptions
+from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.values import Values
+
+# Weights of options that memories had once.
+_REMOVED = {
+    "query.layer_norm.weight": "--memory-query-layer-norm",
+    "output.norm.weight": "--memory-output-norm",
+}
+
+
+class MemoryBuilder:
+    """Builds the memories of a stack of layers: ``builder(number)``, layer by layer.
+
+    Args:
+        options: options of memories.
+        embed_dim: d.
+        num_layers: the number of layers.
+        option: name of the option that says which layers have a memory.
+        values: values to share.
+    """
+
+    def __init__(
+        self,
+        options: MemoryOptions,
+        embed_dim: int,
+        num_layers: int,
+        option: str = "memory_layers",
+        values: Values | None = None,
+    ) -> None:
+        self.options = options
+        self.embed_dim = embed_dim
+        self.numbers = parse_memory_layers(getattr(options, option), num_layers, flag(option))
+        self.values = values
+
+    def __call__(self, number: int) -> ProductKeyMemory | None:
+        """Return the memory of layer ``number``, from 1, or None if it has none."""
+        if number not in self.numbers:
+            return None
+        memory = build_memory(self.options, self.embed_dim, self.values)
+        if self.options.memory_share_values:
+            self.values = memory.values
+        return memory
+
+
+def build_memory(
+    options: MemoryOptions, embed_dim: int, values: Values | None = None
+) -> ProductKeyMemory:
+    """Return a memory of width ``embed_dim``, perhaps with the ``values`` of another one."""
+    for name in ("heads", "query_dim", "value_dim"):
+        size = getattr(options, f"memory_{name}")
+        if size is not None and size < 1:
+            raise ValueError(f"{flag(f'memory_{name}')} is {size}: it must be at least 1")
+    for name in ("query_dropout", "input_dropout", "value_dropout"):
+        rate = getattr(options, f"memory_{name}")
+        if not 0 <= rate < 1:
+            raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
+    widths = "give widths with commas between them, such as 512,512"
+    query = QueryNetwork(
+        embed_dim,
+        options.memory_heads,
+        options.memory_query_dim,
+        _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
+        options.memory_query_batch_norm,
+        options.memory_query_dropout,
+        options.memory_input_dropout,
+    )
+    lazy = options.memory_optimizer == "adam_with_memory"
+    memory = (FairseqMemory if lazy else ProductKeyMemory)(
+        embed_dim,
+        options.memory_slots,
+        options.memory_heads,
+        options.memory_knn,
+        options.memory_query_dim,
+        options.memory_value_dim,
+        options.memory_keys,
+        options.memory_kernel,
+        query=query,
+        # initial values are drawn in the order of the computation: the output's are the last
+        output=nn.Identity(),
+        values=values,
+    )
+    memory.output = MemoryOutput(
+        embed_dim,
+        memory.values.weight.size(1),
+        options.memory_output_gate,
+        options.memory_value_dropout,
+    )
+    memory.register_load_state_dict_pre_hook(_refuse_removed_options)
+    return memory
+
+
+def _refuse_removed_options(
+    memory: ProductKeyMemory, state_dict: dict[str, Tensor], prefix: str, *_: Any
+) -> None:
+    for name, option in _REMOVED.items():
+        if prefix + name in state_dict:
+            raise ValueError(
+                f"the checkpoint has a memory with {option}, which does not exist any more: train "
+                "the model anew"
+            )
+
+
+def parse_memory_layers(text: str | None, num_layers: int, option: str) -> list[int]:
+    """Return the sorted numbers, from 1, of the layers with a memory; [] for None or ""."""
+    numbers = _parse_integers(text, option, "give numbers of layers, such as 6,12")
+    if len({*numbers} & {*range(1, num_layers + 1)}) < len(numbers):
+        raise ValueError(f"{option} is {text!r}: name layers from 1 to {num_layers}, each once")
+    return sorted(numbers)
+
+
+def _parse_integers(text: str | int | None, option: str, remedy: str) -> list[int]:
+    """Return the numbers in an option's text, such as "6,12"; [] for None or ""."""
+    if text is None or text == "":
+        return []
+    try:
+        # --model-overrides may give a number
+        return [int(number) for number in str(text).split(",")]
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}: {remedy}") from None
