@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from fairseq_plugins.all_attention.adaptive_span import (
     AdaptiveSpan,
     HeadGroup,
     HeadGroups,
-    read_head_groups,
 )
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
 from fairseq_plugins.segment_language_model.attention import (
@@ -37,7 +35,6 @@ from fairseq_plugins.segment_language_model.attention import (
     split_heads,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
-from fairseq_plugins.segment_language_model.network import SegmentLayer
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, LayerPast
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
@@ -59,6 +56,10 @@ class SpannedPositions(NamedTuple):
     rel_keys: Tensor | Clamped
     groups: HeadGroups
     log_masks: tuple[Tensor | None, ...]
+
+    @property
+    def shared(self) -> None:
+        """Return what the layers after this one use too: nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,9 +302,3 @@ class AllAttention(nn.Module):
             torch.cat(lses).index_select(0, order) if return_lse else None,
             joined,
         )
-
-
-def group_heads(layers: Sequence[SegmentLayer]) -> list[HeadGroups]:
-    """Group each layer's heads by their spans."""
-    spans = [layer.self_attn.span for layer in layers if layer.self_attn.span is not None]
-    return read_head_groups(spans) if spans else [ALL_HEADS] * len(layers)

@@ -6,7 +6,8 @@ Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -236,11 +237,22 @@ class LanguageModel(LoadedModel):
             [self.model],
             options,
             PromptGenerator,
-            {"segment": self.segment, "running_text": not stop_at_newline, "seed": seed},
+            {"segment": self.segment, "running_text": not stop_at_newline},
         )
         prefix = tokens.unsqueeze(0).to(self.device)
-        (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
+        with _seeded(seed, self.device):
+            (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
         return self._hypotheses(self.text, hypotheses)
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw with a seed, and leave torch's random numbers as they are; None draws on from them."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 class TextStream:
@@ -303,5 +315,5 @@ class TextStream:
 
     def _features(self, source: Tensor, past: Past | None) -> tuple[Tensor, Past | None]:
         if self._model.has_past:
-            return self._model.model.decoder.read(source, past)
+            return self._model.model.decoder.extract_features(source, past=past)
         return self._model.model(source, features_only=True)[0], None

@@ -11,7 +11,7 @@ Shapes: B streams, S tokens of the past, T new tokens, H heads, d model width, d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +41,14 @@ class LayerPast(Protocol):
 
     def to(self, *args: Any, **kwargs: Any) -> LayerPast:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
+
+
+class LayerPositions(Protocol):
+    """What a layer's scores depend on besides the tokens, projected from encoded distances."""
+
+    @property
+    def shared(self) -> tuple | None:
+        """Return what the layers after this one use too, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +226,9 @@ class Past:
     ``positions`` are each layer's, for the distances from ``farthest`` down to -1.
     """
 
-    layers: tuple[LayerPast, ...]
-    num_tokens: int
-    positions: tuple[Any, ...] | None = None
+    layers: tuple[LayerPast, ...] = ()
+    num_tokens: int = 0
+    positions: tuple[LayerPositions, ...] | None = None
     farthest: int = -1
 
     @property
@@ -228,12 +236,17 @@ class Past:
         """Return S, the most tokens that a layer keeps."""
         return max([0, *(layer.length for layer in self.layers)])
 
+    @property
+    def next_place(self) -> int:
+        """Return the next token's place, for absolute positions; a past of nothing begins anew."""
+        return self.num_tokens if self.layers else 0
+
     def select(self, order: Tensor) -> Past:
         """Return stream ``order[i]`` as stream i, as beam search asks; ``order`` is (B,)."""
         unchanged = torch.arange(len(order), device=order.device)
         if self.layers and self.layers[0].streams == len(order) and torch.equal(order, unchanged):
             return self  # sampling asks for the present order at every token
-        return self._with_layers(lambda layer: layer.select(order), self.positions)
+        return self.map_layers(lambda layer: layer.select(order))
 
     def to(self, *args: Any, **kwargs: Any) -> Past:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
@@ -244,10 +257,13 @@ class Past:
             return tensor.to(target.device, dtype)
 
         positions = tree_map_only(Tensor, moved, self.positions)
-        return self._with_layers(lambda layer: layer.to(*args, **kwargs), positions)
+        return replace(self, positions=positions).map_layers(
+            lambda layer: layer.to(*args, **kwargs)
+        )
 
-    def _with_layers(self, change: Callable[[LayerPast], LayerPast], positions: Any) -> Past:
-        return Past(tuple(map(change, self.layers)), self.num_tokens, positions, self.farthest)
+    def map_layers(self, function: Callable[[LayerPast], LayerPast]) -> Past:
+        """Return the past with the function's result for each layer."""
+        return replace(self, layers=tuple(map(function, self.layers)))
 
 
 # for torch.load(weights_only=True)

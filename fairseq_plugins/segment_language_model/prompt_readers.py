@@ -47,7 +47,9 @@ class PromptedModels(EnsembleModel):
         self.temperature = temperature
         self.end = end
         self.readers = [
-            SegmentReader(model, segment) if hasattr(model.decoder, "read") else TokenReader(model)
+            SegmentReader(model, segment)
+            if hasattr(model.decoder, "network")
+            else TokenReader(model)
             for model in models
         ]
         scores, following = zip(*map(self._read_prompts, self.readers), strict=True)
@@ -147,8 +149,10 @@ class SegmentReader:
 
         The others have been read before.
         """
-        decoder, place = self.model.decoder, tokens.size(1) - new
-        features, self.past = decoder.read(tokens[:, place:], self.past, self.past_length, place)
+        decoder, segment = self.model.decoder, tokens[:, tokens.size(1) - new :]
+        features, self.past = decoder.extract_features(
+            segment, past=self.past, keep=self.past_length
+        )
         at_once = max(1, _LOG_PROBABILITIES // (len(tokens) * len(decoder.dictionary)))
         for part in features.split(at_once, dim=1):
             output = decoder.output_layer(part), None

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import StreamPasts
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts, StreamPasts
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
@@ -33,7 +33,7 @@ def after_zeros(model, stream, length, mode):
     hidden = torch.zeros(len(stream), network.mem_len, 16, dtype=torch.float64)
     state = {"layers": [hidden] * len(network.layers), "end": 0}
     pasts = StreamPasts.from_state_dict(state, shard_id=0, num_shards=1)
-    return scores_by_segment(model, stream, length, mode, pasts)
+    return scores_by_segment(model, stream, length, mode, EnsemblePasts(pasts))
 
 
 @pytest.mark.parametrize(("build", "options"), ZERO_MEMORY)
