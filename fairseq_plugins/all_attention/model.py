@@ -102,7 +102,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             ffn_dim=cfg.decoder_ffn_embed_dim,
         )
         embed_tokens = build_embedding(cfg, dictionary)
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=[]):  # they are drawn below
             head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
             positions = LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len)
         network = AllAttentionNetwork(
@@ -121,7 +121,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         )
         output = build_output(cfg, dictionary, embed_tokens)
         # drawn last, so that a seed gives the weights that it always gave
-        positions.to_empty(device="cpu").reset_parameters()
+        positions.reset_parameters()
         decoder = SegmentDecoder(dictionary, embed_tokens, network, output, cfg)
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"

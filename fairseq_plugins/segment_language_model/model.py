@@ -50,7 +50,7 @@ class SegmentDecoder(FairseqDecoder):
         embed_tokens: maps tokens (B, T) to embeddings (B, T, d).
         network: layers that read a segment and its past.
         output: projection to V scores, or an adaptive softmax.
-        cfg: has the dropout rates, ``zero_memory`` and the length of a training segment.
+        cfg: has the dropout rates, ``zero_past`` and the length of a training segment.
         dropout: class of the dropout of embeddings and output.
         word_dropout: acts on the embeddings and sees their tokens.
         embed_scale: factor of the embeddings.
@@ -80,7 +80,7 @@ class SegmentDecoder(FairseqDecoder):
         adaptive = isinstance(output, AdaptiveSoftmax)
         self.adaptive_softmax = output if adaptive else None
         self.output_projection = None if adaptive else output
-        self.zero_memory = cfg.zero_memory
+        self.zero_past = cfg.zero_past or cfg.zero_memory
         # what a model without recurrence sees in generation, its length in training
         self.segment = cfg.tokens_per_sample + cfg.extended_context
         self.masks_padding = bool(cfg.memory_layers)
@@ -105,7 +105,7 @@ class SegmentDecoder(FairseqDecoder):
         if self.network.absolute_positions is not None:
             x = self.network.absolute_positions.add_to_embeddings(x, past.next_place)
         x = self.embed_dropout(x)
-        if self.zero_memory and not past.layers and self.network.mem_len > 0:
+        if self.zero_past and not past.layers and self.network.mem_len > 0:
             zeros = HiddenStates((x.new_zeros(x.size(0), self.network.mem_len, x.size(2)),))
             past = replace(past, layers=(zeros,) * len(self.network.layers))
         x, past = self.network(x, past, keep, self._padding_mask(tokens))
@@ -279,7 +279,7 @@ def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
         f"recurrence {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
-    if cfg.zero_memory:
+    if cfg.zero_past or cfg.zero_memory:
         summary += ", zero vectors at the start"
     if cfg.memory_layers:
         summary += f", product-key memories in layers {cfg.memory_layers}"

@@ -39,7 +39,7 @@ class LayerPast(Protocol):
     def whole(self) -> LayerPast:
         """Return the same tokens without what lies around them in memory, for compiled layers."""
 
-    def to(self, *args: Any, **kwargs: Any) -> LayerPast:
+    def to(self, *args: Any, **options: Any) -> LayerPast:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
 
 
@@ -107,9 +107,9 @@ class HiddenStates:
         """Return the states as one tensor."""
         return HiddenStates((self.hidden,), self.shortened)
 
-    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
+    def to(self, *args: Any, **options: Any) -> HiddenStates:
         """Return the states as one tensor in another dtype or on another device."""
-        return HiddenStates((self.hidden.to(*args, **kwargs),), self.shortened)
+        return HiddenStates((self.hidden.to(*args, **options),), self.shortened)
 
 
 class _Buffers:
@@ -210,12 +210,12 @@ class KeyValues:
         """Return views of the same tokens, from 0 on; the next tokens go elsewhere."""
         return KeyValues.wrap(self.keys, self.values)
 
-    def to(self, *args: Any, **kwargs: Any) -> KeyValues:
+    def to(self, *args: Any, **options: Any) -> KeyValues:
         """Return the past in another dtype or on another device; itself if nothing changes."""
-        keys = self.keys.to(*args, **kwargs)
+        keys = self.keys.to(*args, **options)
         if keys.dtype == self.keys.dtype and keys.device == self.keys.device:
             return self
-        return KeyValues.wrap(keys, self.values.to(*args, **kwargs))
+        return KeyValues.wrap(keys, self.values.to(*args, **options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,17 +248,17 @@ class Past:
             return self  # sampling asks for the present order at every token
         return self.map_layers(lambda layer: layer.select(order))
 
-    def to(self, *args: Any, **kwargs: Any) -> Past:
+    def to(self, *args: Any, **options: Any) -> Past:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
 
         def moved(tensor: Tensor) -> Tensor:
-            target = torch.empty(0, device=tensor.device).to(*args, **kwargs)
+            target = torch.empty(0, device=tensor.device).to(*args, **options)
             dtype = target.dtype if tensor.is_floating_point() else tensor.dtype
             return tensor.to(target.device, dtype)
 
         positions = tree_map_only(Tensor, moved, self.positions)
         return replace(self, positions=positions).map_layers(
-            lambda layer: layer.to(*args, **kwargs)
+            lambda layer: layer.to(*args, **options)
         )
 
     def map_layers(self, function: Callable[[LayerPast], LayerPast]) -> Past:

@@ -109,10 +109,10 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
                 "measures the whole batch: leave one of the two out"
             )
         # evaluation may do without the recurrence that a model was trained with
-        if model.decoder.zero_memory and model.decoder.network.mem_len == 0:
+        if model.decoder.zero_past and model.decoder.network.mem_len == 0:
             raise ValueError(
-                "--zero-memory with --mem-len 0: there is no recurrence to start with zero "
-                "vectors; give a larger --mem-len, or leave --zero-memory out"
+                "--zero-past with --mem-len 0: there is no past to start with zero vectors; give a "
+                "larger --mem-len, or leave --zero-past out"
             )
         logger.info(model.summary)
         return model
@@ -202,7 +202,7 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
             streams,
             num_shards,
             shard_id,
-            save_pasts=not self.cfg.no_save_memory,
+            save_pasts=self._saves_pasts,
             epoch=epoch,
             buffer_size=options.get("data_buffer_size", 0),
             skip_remainder_batch=options.get("skip_remainder_batch", False),
@@ -238,8 +238,12 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
     def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
         """Gather the workers' pasts, because fairseq validates before it saves."""
         workers = distributed_utils.get_global_world_size()
-        if workers > 1 and self._training_pasts is not None and not self.cfg.no_save_memory:
+        if workers > 1 and self._training_pasts is not None and self._saves_pasts:
             self._training_pasts.gather(distributed_utils.get_data_parallel_group())
+
+    @property
+    def _saves_pasts(self) -> bool:
+        return not (self.cfg.no_save_past or self.cfg.no_save_memory)
 
     @property
     def source_dictionary(self) -> Dictionary:

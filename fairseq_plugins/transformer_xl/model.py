@@ -63,11 +63,12 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
     untie_r: bool = option(
         False, "give each layer its own vectors u and v, instead of one pair for all"
     )
-    same_length_besides_itself: bool = option(
+    same_length_excludes_self: bool = option(
         False,
         "with --same-length let every token see itself and --mem-len others, as in the published "
         "TensorFlow code, instead of --mem-len tokens including itself",
     )
+    same_length_besides_itself: bool = option(False, "former name of --same-length-excludes-self")
     word_dropout: float = option(
         0.0, "dropout of whole words: of their embeddings everywhere in a batch"
     )
@@ -102,8 +103,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         check_options(cfg, dictionary, mem_len)
         _check_positions(cfg, positions)
 
-        # with same length, mem_len counts the token itself
-        seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
+        # with same length, the published code's mem_len counts the token itself
+        excludes_self = cfg.same_length_excludes_self or cfg.same_length_besides_itself
+        seen_before = mem_len if excludes_self else mem_len - 1
         settings = TransformerXLSettings(
             **layer_settings(cfg),
             positions=str(cfg.positions),

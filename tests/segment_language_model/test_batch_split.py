@@ -48,7 +48,7 @@ CASES = {
     "recurrence": (tiny_transformer_xl, {}),
     "streams": (tiny_transformer_xl, {"sentence_avg": True}),
     "half": (tiny_transformer_xl, {"half_loss": True}),
-    "zeros": (lambda: tiny_transformer_xl(zero_memory=True), {}),
+    "zeros": (lambda: tiny_transformer_xl(zero_past=True), {}),
     "recomputed": (lambda: tiny_transformer_xl(checkpoint_activations=True), {}),
     "adaptive softmax": (lambda: tiny_model(**ADAPTIVE), {}),
     "spans": (with_spans, {"span_loss": 0.01}),
