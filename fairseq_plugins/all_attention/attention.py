@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,9 +91,9 @@ class GroupedKeyValues:
         """Return views of the same tokens, from 0 on."""
         return GroupedKeyValues(tuple(group.whole() for group in self.groups))
 
-    def to(self, *args: Any, **kwargs: Any) -> GroupedKeyValues:
-        """Return the past in another dtype or on another device."""
-        return GroupedKeyValues(tuple(group.to(*args, **kwargs) for group in self.groups))
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> GroupedKeyValues:
+        """Return the past with the function's result for each tensor."""
+        return GroupedKeyValues(tuple(group.map_tensors(function) for group in self.groups))
 
 
 # for torch.load(weights_only=True) of a past

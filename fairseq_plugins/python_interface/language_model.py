@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
 from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.python_interface.lines import LineCoder
 from fairseq_plugins.python_interface.scoring import (
     Hypothesis,
     LoadedModel,
@@ -51,7 +52,7 @@ class LanguageModel(LoadedModel):
         self,
         model: BaseFairseqModel,
         task: FairseqTask,
-        lines: Any = None,
+        lines: LineCoder | None = None,
         unit: str = "words",
         allow_unknown: bool = False,
         tokens_per_sample: int | None = None,

@@ -116,7 +116,7 @@ class GenerationTask(FairseqTask):
 class RunningTextDictionary(Dictionary):
     """A dictionary that writes ``</s>``, which fairseq's leaves out."""
 
-    def string(self, tensor: Any, *args: Any, **options: Any) -> str:
+    def string(self, tensor: Tensor, *args: object, **options: object) -> str:
         """Return ``tensor`` as text, ``</s>`` included."""
         return super().string(tensor, *args, **{**options, "include_eos": True})
 
@@ -139,13 +139,6 @@ def prompts(
     )
 
 
-def prompt_targets(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tensor) -> Tensor:
-    """Return the targets of prompts (B, T) with ``src_lengths`` (B,): ``</s>`` moves to the end."""
-    target = torch.full_like(src_tokens, dictionary.pad())
-    target[:, :-1] = src_tokens[:, 1:]
-    return target.scatter(1, src_lengths.unsqueeze(1) - 1, dictionary.eos())
-
-
 @torch.no_grad()
 def score_prompts(
     scorer: SequenceScorer,
@@ -158,8 +151,10 @@ def score_prompts(
     That is in segments, with the past of those before, or again with the extended context.
     """
     segment, context = task.cfg.tokens_per_sample, task.cfg.extended_context
-    source = net_input["src_tokens"]
-    target = prompt_targets(task.dictionary, source, net_input["src_lengths"])
+    source, ends = net_input["src_tokens"], net_input["src_lengths"].unsqueeze(1) - 1
+    # </s> moves from the front to the end
+    target = F.pad(source[:, 1:], (0, 1), value=task.dictionary.pad())
+    target = target.scatter(1, ends, task.dictionary.eos())
     pasts, segments = EnsemblePasts(), []
     for start in range(0, target.size(1), segment):
         first, end = max(0, start - context), start + segment

@@ -17,6 +17,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.memory_options import warn_without_memories
@@ -178,7 +179,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         """Return the attention spans that training learns, layer by layer; here []."""
         return []
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
         """Log the recurrence that the figures depend on, and check ``--model-overrides``.
 
         fairseq would ignore other overrides, or build another model than was trained.

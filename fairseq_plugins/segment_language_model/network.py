@@ -231,10 +231,8 @@ class SegmentNetwork(nn.Module):
             if self.absolute_positions is not None:
                 x = self.absolute_positions.add_to_layer(x, number, past.next_place)
             layer_past = past.layers[number] if past.layers else None
-            layer_positions = _hand_on(projected, positions[number])
-            x, layer_past, layer_positions = run(
-                layer, x, layer_positions, layer_past, padding_mask
-            )
+            encoding = _hand_on(projected, positions[number])
+            x, layer_past, layer_positions = run(layer, x, encoding, layer_past, padding_mask)
             projected.append(layer_positions)
             if keep > 0:
                 layers.append(layer_past.last(keep))
@@ -274,7 +272,9 @@ class SegmentNetwork(nn.Module):
         # inference projects positions a few times only, and compiling takes minutes
         projects_once = is_inference(self) and isinstance(positions[0], Encoding)
         if x.size(1) == self.compiled_length and past.length == keep and not projects_once:
-            return _run_compiled
+            return lambda layer, x, encoded, past, *rest: layer(
+                x, encoded, None if past is None else past.whole(), *rest
+            )
         # without torch.compile, and with hooks
         if self.compiled_length:
             return lambda layer, *inputs: layer._call_impl(*inputs)
@@ -295,8 +295,9 @@ class SegmentNetwork(nn.Module):
 def _fit(x: Tensor, past: LayerPast) -> LayerPast:
     """Move a layer's past to the device and the dtype of ``x``."""
     if torch.is_autocast_enabled(x.device.type) and not isinstance(past, HiddenStates):
-        return past.to(x.device)  # keys and values stay in the precision of their projections
-    return past.to(device=x.device, dtype=x.dtype)
+        # keys and values stay in the precision of their projections
+        return past.map_tensors(lambda tensor: tensor.to(x.device))
+    return past.map_tensors(lambda tensor: tensor.to(x.device, x.dtype))
 
 
 def _hand_on(
@@ -306,13 +307,3 @@ def _hand_on(
     if isinstance(positions, Encoding) and projected and projected[0].shared is not None:
         return positions._replace(shared=projected[0].shared)
     return positions
-
-
-def _run_compiled(
-    layer: SegmentLayer,
-    x: Tensor,
-    positions: Encoding | LayerPositions,
-    past: LayerPast | None,
-    padding_mask: Tensor | None,
-) -> tuple[Tensor, LayerPast, LayerPositions]:
-    return layer(x, positions, None if past is None else past.whole(), padding_mask)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import get_available_dataset_impl
@@ -193,28 +192,8 @@ def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_l
             "activations; leave one of the two out"
         )
     _check_tied(cfg)
-    _check_weights(cfg, len(dictionary))
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
-
-
-def _check_weights(cfg: SegmentLanguageModelConfig, symbols: int) -> None:
-    """Refuse weights that are far larger than this machine's memory."""
-    if not hasattr(os, "sysconf") or torch.empty(0).device.type == "meta":
-        return
-    width, inner, layers = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_layers
-    # attention's projections and feed-forward sublayers, in single precision, as they are built
-    size = 4 * layers * width * (4 * width + 2 * inner)
-    if not cfg.adaptive_input:
-        size += 4 * symbols * width
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # there may be swap
-    if size > 4 * memory:
-        raise ValueError(
-            f"--decoder-layers is {layers}, --decoder-embed-dim {width} and "
-            f"--decoder-ffn-embed-dim {inner}: the weights take {size / 2**30:,.0f} GiB, and this "
-            f"machine has {memory / 2**30:,.0f}; give smaller sizes"
-        )
 
 
 def _check_tied(cfg: SegmentLanguageModelConfig) -> None:

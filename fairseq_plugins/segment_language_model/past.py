@@ -39,8 +39,8 @@ class LayerPast(Protocol):
     def whole(self) -> LayerPast:
         """Return the same tokens without what lies around them in memory, for compiled layers."""
 
-    def to(self, *args: Any, **options: Any) -> LayerPast:
-        """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> LayerPast:
+        """Return the past with a function's result, of the same shape, for each tensor."""
 
 
 class LayerPositions(Protocol):
@@ -107,9 +107,9 @@ class HiddenStates:
         """Return the states as one tensor."""
         return HiddenStates((self.hidden,), self.shortened)
 
-    def to(self, *args: Any, **options: Any) -> HiddenStates:
-        """Return the states as one tensor in another dtype or on another device."""
-        return HiddenStates((self.hidden.to(*args, **options),), self.shortened)
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> HiddenStates:
+        """Return the states as one tensor, the function's result."""
+        return HiddenStates((function(self.hidden),), self.shortened)
 
 
 class _Buffers:
@@ -210,12 +210,10 @@ class KeyValues:
         """Return views of the same tokens, from 0 on; the next tokens go elsewhere."""
         return KeyValues.wrap(self.keys, self.values)
 
-    def to(self, *args: Any, **options: Any) -> KeyValues:
-        """Return the past in another dtype or on another device; itself if nothing changes."""
-        keys = self.keys.to(*args, **options)
-        if keys.dtype == self.keys.dtype and keys.device == self.keys.device:
-            return self
-        return KeyValues.wrap(keys, self.values.to(*args, **options))
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> KeyValues:
+        """Return the past with the function's results; itself where they are its arguments."""
+        keys, mapped = self.keys, function(self.keys)
+        return self if mapped is keys else KeyValues.wrap(mapped, function(self.values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,15 +249,13 @@ class Past:
     def to(self, *args: Any, **options: Any) -> Past:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
 
-        def moved(tensor: Tensor) -> Tensor:
-            target = torch.empty(0, device=tensor.device).to(*args, **options)
-            dtype = target.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(target.device, dtype)
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(*args, **options)
+            # numbers of heads stay integers
+            return moved if tensor.is_floating_point() else tensor.to(moved.device)
 
-        positions = tree_map_only(Tensor, moved, self.positions)
-        return replace(self, positions=positions).map_layers(
-            lambda layer: layer.to(*args, **options)
-        )
+        moved = replace(self, positions=tree_map_only(Tensor, move, self.positions))
+        return moved.map_layers(lambda layer: layer.map_tensors(move))
 
     def map_layers(self, function: Callable[[LayerPast], LayerPast]) -> Past:
         """Return the past with the function's result for each layer."""

@@ -87,10 +87,10 @@ class PromptedModels(EnsembleModel):
             reader.select(order)
         return self
 
-    def reorder_incremental_state(self, incremental_states: Any, order: Tensor) -> None:
+    def reorder_incremental_state(self, incremental_states: object, order: Tensor) -> None:
         """Do nothing, as readers hold the states."""
 
-    def forward_decoder(self, tokens: Tensor, *unused: Any) -> tuple[Tensor, None]:
+    def forward_decoder(self, tokens: Tensor, *unused: object) -> tuple[Tensor, None]:
         """Return log-probabilities (R, V) of what follows ``tokens``, ``</s>`` and new symbols.
 
         Running text has a further symbol, its end: certain at the end, before it impossible.

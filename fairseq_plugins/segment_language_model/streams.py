@@ -251,7 +251,7 @@ class StreamPasts:
         pasts = [part._past for part in self._parts or [self]]
         return pasts if all(past.num_tokens for past in pasts) else []
 
-    def gather(self, group: Any = None) -> None:
+    def gather(self, group: dist.ProcessGroup | None = None) -> None:
         """Send all workers' pasts to worker 0, which writes checkpoints; every worker calls it."""
         pasts = self._all_pasts()
         self._gathered = gather_pasts(pasts, group) if pasts else None
@@ -292,7 +292,9 @@ class EnsemblePasts:
         return self._by_model.setdefault(model, StreamPasts())
 
 
-def gather_pasts(pasts: list[Past], group: Any = None) -> dict[str, Any] | None:
+def gather_pasts(
+    pasts: list[Past], group: dist.ProcessGroup | None = None
+) -> dict[str, Any] | None:
     """Return the joined pasts of all workers on worker 0, and None on the others."""
     rank, workers = dist.get_rank(group), dist.get_world_size(group)
 
@@ -367,7 +369,7 @@ class StreamIterator(EpochBatchIterator):
         self.save_pasts = save_pasts
         self.pasts = StreamPasts()
 
-    def ordered_batches(self, *options: Any) -> _Batches:
+    def ordered_batches(self, *options: object) -> _Batches:
         """Return this worker's batches, in order."""
         return self.frozen_batches[self.shard_id :: self.num_shards]
 

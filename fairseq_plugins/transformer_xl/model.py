@@ -8,6 +8,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from fairseq.modules import AdaptiveInput
 from fairseq.modules.adaptive_softmax import TiedHeadModule
+from fairseq.tasks import FairseqTask
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
@@ -91,7 +92,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     """Transformer-XL language model (section 3), and the models of the ablation study (4.2)."""
 
     @classmethod
-    def build_model(cls, cfg: TransformerXLConfig, task: Any) -> "TransformerXLLanguageModel":
+    def build_model(
+        cls, cfg: TransformerXLConfig, task: FairseqTask
+    ) -> "TransformerXLLanguageModel":
         """Build the model for the task's dictionary."""
         check_task(type(task))
         dictionary, positions = task.source_dictionary, POSITIONS[cfg.positions]
