@@ -59,8 +59,8 @@ class SpannedPositions(NamedTuple):
     log_masks: tuple[Tensor | None, ...]
 
     @property
-    def shared(self) -> None:
-        """Return what the layers after this one use too: nothing."""
+    def biases(self) -> None:
+        """Return u and v, which only Transformer-XL has."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -121,11 +121,6 @@ class RelativePositions(NamedTuple):
     rel_keys: Tensor | Clamped | None
     biases: tuple[Tensor, Tensor] | None
 
-    @property
-    def shared(self) -> tuple[Tensor, Tensor] | None:
-        """Return u and v, for layers without their own."""
-        return self.biases
-
 
 # for torch.load(weights_only=True) of a past
 torch.serialization.add_safe_globals([RelativePositions, Clamped])

@@ -43,7 +43,8 @@ class FeedForward(nn.Module):
 class Encoding(NamedTuple):
     """What a layer projects positions from: encoded distances, (D, …), that fall to -1.
 
-    ``shared`` is known to several layers: u and v, or the groups of heads.
+    ``shared`` is u and v of the first layer (Transformer-XL), or the layer's groups of heads, of
+    which all layers' spans are read at once (all-attention).
     """
 
     distances: Tensor | Clamped | None
@@ -92,20 +93,23 @@ class SegmentLayer(nn.Module):
         ``positions`` are an :class:`Encoding`, or those that an earlier call returned;
         ``padding_mask`` (B, T) is true for padding.
         """
-        if isinstance(positions, Encoding):
-            # here, because FSDP gathers a layer's parameters when it calls the layer
-            positions = self.self_attn.project_positions(*positions)
+        # here, because FSDP gathers a layer's parameters when it calls the layer
+        projected: LayerPositions = (
+            self.self_attn.project_positions(*positions)
+            if isinstance(positions, Encoding)
+            else positions
+        )
         inputs, input_past = x, past
         if self.normalize_before:
             inputs = self.self_attn_layer_norm(x)
             if isinstance(past, HiddenStates):
                 input_past = HiddenStates((self.self_attn_layer_norm(past.hidden),))
-        attended, next_past = self.self_attn(inputs, positions, input_past)
+        attended, next_past = self.self_attn(inputs, projected, input_past)
         if next_past is None:
             # the layer's input, so that projections and normalisation learn from the past too
             earlier = past if isinstance(past, HiddenStates) else HiddenStates(())
             next_past = earlier.extended(x)
-            seen = next_past.last(self.self_attn.max_past(positions, x.size(1)))
+            seen = next_past.last(self.self_attn.max_past(projected, x.size(1)))
             if seen is not next_past:
                 next_past = HiddenStates(seen.parts, shortened=True)
         x = self._add(x, attended, self.self_attn_layer_norm)
@@ -116,7 +120,7 @@ class SegmentLayer(nn.Module):
             if sublayer is not None:
                 inputs = layer_norm(x) if self.normalize_before else x
                 x = self._add(x, sublayer(inputs, padding_mask), layer_norm)
-        return x, next_past, positions
+        return x, next_past, projected
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         x = x + self.dropout(added)
@@ -303,7 +307,7 @@ def _fit(x: Tensor, past: LayerPast) -> LayerPast:
 def _hand_on(
     projected: list[LayerPositions], positions: Encoding | LayerPositions
 ) -> Encoding | LayerPositions:
-    """Give a layer what the layers before it share: u and v."""
-    if isinstance(positions, Encoding) and projected and projected[0].shared is not None:
-        return positions._replace(shared=projected[0].shared)
+    """Give a layer u and v of the first one, which all share unless they have their own."""
+    if isinstance(positions, Encoding) and projected and projected[0].biases is not None:
+        return positions._replace(shared=projected[0].biases)
     return positions

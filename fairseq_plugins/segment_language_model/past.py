@@ -47,8 +47,8 @@ class LayerPositions(Protocol):
     """What a layer's scores depend on besides the tokens, projected from encoded distances."""
 
     @property
-    def shared(self) -> tuple | None:
-        """Return what the layers after this one use too, or None."""
+    def biases(self) -> tuple[Tensor, Tensor] | None:
+        """Return u and v, which layers without their own take from the first one; or None."""
 
 
 @dataclass(frozen=True, eq=False)
