@@ -249,7 +249,9 @@ class PromptGenerator:
         no_repeat_ngram_size: int = 0,
         **options: Any,
     ) -> None:
-        self.models = [model.eval() for model in models]
+        for model in models:
+            model.eval()
+        self.models = models
         self.dictionary = dictionary
         self.segment = segment
         self.running_text = running_text
