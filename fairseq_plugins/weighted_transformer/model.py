@@ -119,7 +119,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
                 if isinstance(module, BranchWeights):
                     # equal logits are equal weights, too
                     state_dict[f"{path}.{module.name}"] = uniform_weights(module.branches)
-        theirs = state_dict.setdefault("variant_version", theirs).tolist()
+        state_dict.setdefault("variant_version", theirs)
+        theirs = state_dict["variant_version"].tolist()
         if theirs != self.variant_version.tolist():
             raise ValueError(
                 f"the checkpoint computes what --branch-residual {VARIANTS[theirs[0]]} "
