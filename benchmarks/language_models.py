@@ -90,7 +90,7 @@ class Ours(Reader):
         self.past = Past(states, past.size(1))
 
     def scores(self, tokens: Tensor) -> Tensor:  # noqa: D102
-        features, self.past = self.model.decoder.read(tokens, self.past)
+        features, self.past = self.model.decoder.extract_features(tokens, past=self.past)
         return self.model.decoder.output_layer(features)
 
 

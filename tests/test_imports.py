@@ -20,8 +20,8 @@ PACKAGES = {
 FAIRSEQ_SIDE = {
     "product_key_memory": "builder fairseq_layers fairseq_memory model optimizer options",
     "weighted_transformer": "fairseq_layers model optimizer options",
-    "segment_language_model": "adaptive_softmax evaluation generation loss model options "
-    "prompt_readers split streams task",
+    "segment_language_model": "adaptive_softmax batch_split evaluation generation loss model "
+    "options prompt_readers split streams task",
     "transformer_xl": "model",
     "all_attention": "model optimizer",
 }

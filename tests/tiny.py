@@ -10,7 +10,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
-from fairseq_plugins.segment_language_model.streams import StreamPasts
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 
 VOCABULARY = 20
@@ -107,7 +107,7 @@ def scores_by_segment(model, stream, length, mode=torch.no_grad, pasts=None) -> 
 
     Without gradients, the model is in evaluation mode, in which layers keep keys and values.
     """
-    pasts, training = pasts or StreamPasts(), model.training
+    pasts, training = pasts or EnsemblePasts(), model.training
     parts = []
     model.train(training and mode is not torch.no_grad)
     with mode():

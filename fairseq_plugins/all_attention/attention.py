@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from fairseq_plugins.all_attention.adaptive_span import (
     AdaptiveSpan,
     HeadGroup,
     HeadGroups,
-    read_head_groups,
 )
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.segment_language_model.attention import (
@@ -37,7 +36,6 @@ from fairseq_plugins.segment_language_model.attention import (
     split_heads,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
-from fairseq_plugins.segment_language_model.network import SegmentLayer
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, LayerPast
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
@@ -59,6 +57,10 @@ class SpannedPositions(NamedTuple):
     rel_keys: Tensor | Clamped
     groups: HeadGroups
     log_masks: tuple[Tensor | None, ...]
+
+    @property
+    def biases(self) -> None:
+        """Return u and v, which only Transformer-XL has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +91,9 @@ class GroupedKeyValues:
         """Return views of the same tokens, from 0 on."""
         return GroupedKeyValues(tuple(group.whole() for group in self.groups))
 
-    def to(self, *args: Any, **kwargs: Any) -> GroupedKeyValues:
-        """Return the past in another dtype or on another device."""
-        return GroupedKeyValues(tuple(group.to(*args, **kwargs) for group in self.groups))
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> GroupedKeyValues:
+        """Return the past with the function's result for each tensor."""
+        return GroupedKeyValues(tuple(group.map_tensors(function) for group in self.groups))
 
 
 # for torch.load(weights_only=True) of a past
@@ -254,7 +256,7 @@ class AllAttention(nn.Module):
         the past.
         """
         groups, order = positions.groups
-        pasts: Sequence[Any] = [past] * len(groups)
+        pasts: Any = [past] * len(groups)
         if isinstance(past, GroupedKeyValues):
             pasts = past.groups
         attend, attended, extended = choose_kernel(self.kernel, x.device), [], []
@@ -287,9 +289,3 @@ class AllAttention(nn.Module):
         """Map (B, T, d) to keys and values of the group's heads, each (H_g, B, T, d_h)."""
         keys = self.k_proj(tokens, group, self.context_heads)
         return keys, self.v_proj(tokens, group, self.context_heads)
-
-
-def group_heads(layers: Sequence[SegmentLayer]) -> list[HeadGroups]:
-    """Group each layer's heads by their spans."""
-    spans = [layer.self_attn.span for layer in layers if layer.self_attn.span is not None]
-    return read_head_groups(spans) if spans else [ALL_HEADS] * len(layers)

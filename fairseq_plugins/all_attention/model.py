@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import JOINT
@@ -82,7 +84,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3), and adaptive span with FFN."""
 
     @classmethod
-    def build_model(cls, cfg: AllAttentionConfig, task: Any) -> "AllAttentionLanguageModel":
+    def build_model(cls, cfg: AllAttentionConfig, task: FairseqTask) -> "AllAttentionLanguageModel":
         """Build the model for the task's dictionary."""
         check_task(type(task))
         dictionary = task.source_dictionary
@@ -102,7 +104,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             ffn_dim=cfg.decoder_ffn_embed_dim,
         )
         embed_tokens = build_embedding(cfg, dictionary)
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=[]):  # they are drawn below
             head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
             positions = LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len)
         network = AllAttentionNetwork(
@@ -121,7 +123,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         )
         output = build_output(cfg, dictionary, embed_tokens)
         # drawn last, so that a seed gives the weights that it always gave
-        positions.to_empty(device="cpu").reset_parameters()
+        positions.reset_parameters()
         decoder = SegmentDecoder(dictionary, embed_tokens, network, output, cfg)
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"
@@ -136,7 +138,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         """Return the learned spans, layer by layer; [] if spans are fixed."""
         return learned_spans(self.decoder.network)
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
         """Log the learned spans, too."""
         super().prepare_for_inference_(cfg)
         for layer, span in enumerate(self.learned_spans(), start=1):
@@ -148,9 +150,9 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
                 tokens.max(),
             )
 
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: dict, *args: object, **options: object) -> object:
         """Load weights, fitted to this model's largest span."""
-        return super().load_state_dict(self.fit_weights(state_dict), *args, **kwargs)
+        return super().load_state_dict(self.fit_weights(state_dict), *args, **options)
 
     def fit_weights(self, state_dict: dict) -> dict:
         """Fit weights of a model with another largest span, or with fixed spans, to this model.

@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS, AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import (
     HEAD_SPLIT,
     IN_ATTENTION,
     JOINT,
     AllAttention,
-    group_heads,
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
+    Encoding,
     FeedForward,
     LayerSettings,
     SegmentNetwork,
@@ -126,9 +126,16 @@ class AllAttentionNetwork(SegmentNetwork):
             span if mem_len is None else mem_len,
             positions,
             layer_norm=settings.build_final_norm(embed_dim),
-            share=group_heads,
             **options,
         )
+
+    def encode_positions(self, farthest: int, x: Tensor) -> list[Encoding]:
+        """Return the encoded distances, and each layer's heads by their spans."""
+        ((distances, _), *_) = super().encode_positions(farthest, x)
+        spans = learned_spans(self)
+        # of all layers at once, as a GPU's host waits for them
+        groups = read_head_groups(spans) if spans else [ALL_HEADS] * len(self.layers)
+        return [Encoding(distances, each) for each in groups]
 
     def span_penalty(self) -> Tensor:
         """Return the sum of the layers' mean spans, in tokens (arXiv:1905.07799, equation 9)."""

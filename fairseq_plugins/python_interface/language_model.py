@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
 from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.python_interface.lines import LineCoder
 from fairseq_plugins.python_interface.scoring import (
     Hypothesis,
     LoadedModel,
@@ -51,7 +53,7 @@ class LanguageModel(LoadedModel):
         self,
         model: BaseFairseqModel,
         task: FairseqTask,
-        lines: Any = None,
+        lines: LineCoder | None = None,
         unit: str = "words",
         allow_unknown: bool = False,
         tokens_per_sample: int | None = None,
@@ -242,11 +244,22 @@ class LanguageModel(LoadedModel):
             [self.model],
             options,
             PromptGenerator,
-            {"segment": self.segment, "running_text": not stop_at_newline, "seed": seed},
+            {"segment": self.segment, "running_text": not stop_at_newline},
         )
         prefix = tokens.unsqueeze(0).to(self.device)
-        (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
+        with _seeded(seed, self.device):
+            (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
         return self._hypotheses(self.text, hypotheses)
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw with a seed, and leave torch's random numbers as they are; None draws on from them."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 class TextStream:
@@ -309,5 +322,5 @@ class TextStream:
 
     def _features(self, source: Tensor, past: Past | None) -> tuple[Tensor, Past | None]:
         if self._model.has_past:
-            return self._model.model.decoder.read(source, past)
+            return self._model.model.decoder.extract_features(source, past=past)
         return self._model.model(source, features_only=True)[0], None

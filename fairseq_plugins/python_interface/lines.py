@@ -5,12 +5,22 @@ Plain Python, so that the processes of a preparation need not import torch and f
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 # stands for a space among characters
 BLANK = "\u2581"
 _CODE = re.compile("<U[+]([0-9A-F]{4,6})>")
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
+
+
+class LineCoder(Protocol):
+    """Converts a line to symbols and back."""
+
+    def encode(self, line: str) -> list[str]:
+        """Return the symbols of a line."""
+
+    def decode(self, symbols: list[str]) -> str:
+        """Return the line of some symbols."""
 
 
 class Moses:

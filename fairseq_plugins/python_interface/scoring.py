@@ -120,8 +120,8 @@ def score_batches(
             batch = move_to_cuda(batch, device=device)
             scored, net_input = choose_targets(batch), batch["net_input"]
             if "pasts" in net_input:
-                features, _ = model.decoder.extract_features(
-                    net_input["src_tokens"], pasts=net_input["pasts"], start=net_input["start"]
+                features = model.read_segment(
+                    net_input["src_tokens"], net_input["pasts"], net_input["start"]
                 )
             else:
                 features, _ = model(**net_input, features_only=True)

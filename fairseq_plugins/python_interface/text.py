@@ -12,7 +12,14 @@ from fairseq.registry import REGISTRIES
 from omegaconf import MISSING
 from torch import Tensor
 
-from fairseq_plugins.python_interface.lines import BLANK, Bytes, Characters, Moses, Words
+from fairseq_plugins.python_interface.lines import (
+    BLANK,
+    Bytes,
+    Characters,
+    LineCoder,
+    Moses,
+    Words,
+)
 from fairseq_plugins.units import Units
 
 # symbols that may stand for a blank in texts of characters, if units.json does not name one
@@ -29,10 +36,10 @@ class TextCoder:
     """
 
     def __init__(
-        self, dictionary: Dictionary, lines: Any = None, allow_unknown: bool = False
+        self, dictionary: Dictionary, lines: LineCoder | None = None, allow_unknown: bool = False
     ) -> None:
         self.dictionary = dictionary
-        self.lines = Words() if lines is None else lines
+        self.lines: LineCoder = Words() if lines is None else lines
         self.allow_unknown = allow_unknown
 
     def encode(self, text: str, name: str = "the text", empty: bool = False) -> Tensor:
@@ -104,7 +111,7 @@ def build_lines(
     dictionary: Dictionary,
     language: str = "source_lang",
     normalize: bool = False,
-) -> Any:
+) -> LineCoder:
     """Return an object that converts a line to symbols and back.
 
     ``tokenizer`` and ``bpe`` are fairseq's names, with ``options`` for both. If both are None,

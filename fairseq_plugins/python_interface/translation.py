@@ -18,6 +18,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 
+from fairseq_plugins.python_interface.lines import LineCoder
 from fairseq_plugins.python_interface.scoring import (
     Hypothesis,
     LoadedModel,
@@ -41,8 +42,8 @@ class TranslationModel(LoadedModel):
         self,
         model: BaseFairseqModel,
         task: TranslationTask,
-        source_lines: Any = None,
-        target_lines: Any = None,
+        source_lines: LineCoder | None = None,
+        target_lines: LineCoder | None = None,
         allow_unknown: bool = False,
     ) -> None:
         super().__init__(model, task)

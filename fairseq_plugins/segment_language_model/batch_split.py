@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+
 
 def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
     """Split a batch of B streams, and their pasts, into ``parts``.
@@ -21,7 +23,7 @@ def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
     pasts, start = net_input.pop("pasts", None), net_input.pop("start", None)
     size, larger = divmod(len(sample["target"]), parts)
     sizes = [size + (part < larger) for part in range(parts)]
-    all_pasts = [None] * parts if pasts is None else pasts.split(sizes)
+    all_pasts = [None] * parts if pasts is None else pasts.first.split(sizes)
     batches, end = [], 0
     for size, part_pasts in zip(sizes, all_pasts, strict=True):
         streams = slice(end, end + size)
@@ -29,7 +31,7 @@ def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
         counts = sample["stream_tokens"][streams]
         part_input: dict[str, Any] = {key: value[streams] for key, value in net_input.items()}
         if part_pasts is not None:
-            part_input |= {"pasts": part_pasts, "start": start}
+            part_input |= {"pasts": EnsemblePasts(part_pasts), "start": start}
         batches.append(
             {
                 "id": sample["id"][streams],

@@ -5,22 +5,71 @@ Some published perplexities leave ``</s>`` out (all-attention on WikiText-103), 
 Shapes: B streams, T tokens of a segment, V symbols.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.iterators import CountingIterator
+from fairseq.distributed.utils import get_global_world_size
+from fairseq.tasks import FairseqTask
+from fairseq.utils import split_paths
 from torch import Tensor
 
-from fairseq_plugins.units import BITS
+from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
+from fairseq_plugins.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 
 # The output bias of symbols that a converted model lacks. Their probability is 0 even in half
 # precision; no other symbol comes near it.
 IMPOSSIBLE_BIAS = -1e4
+
+
+class EvaluationTask(FairseqTask):
+    """What the task of segment models does for fairseq-eval-lm."""
+
+    cfg: SegmentLanguageModelingConfig
+    dictionary: Dictionary
+
+    def eval_lm_dataloader(
+        self,
+        dataset: FairseqDataset,
+        batch_size: int | None = None,
+        context_window: int = 0,
+        **options: Any,
+    ) -> TalliedBatches:
+        """Return the batches for fairseq-eval-lm, in ``batch_size`` streams, 1 if None."""
+        workers = get_global_world_size()
+        if workers > 1:
+            raise ValueError(
+                f"--distributed-world-size is {workers}: fairseq-eval-lm would print the loss of "
+                "only one worker's part of the text; give --distributed-world-size 1, the default"
+            )
+        if context_window > 0:
+            raise ValueError(
+                f"--context-window is {context_window}: the recurrence is the context here; leave "
+                "the option out, and give --model-overrides \"{'mem_len': ...}\", or "
+                "--extended-context for a model without recurrence"
+            )
+        if self.cfg.post_process:
+            raise ValueError(
+                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: it would join the "
+                "parts of a word only within a segment, and the loss would depend on "
+                "--tokens-per-sample; leave it out"
+            )
+        characters = loss_unit(read_units(Path(split_paths(self.cfg.data)[0])).unit) == BITS
+        if characters:
+            logger.info("each token is a character: Loss (base 2) is in bits per character")
+        names = {"num_shards", "shard_id", "data_buffer_size"} & options.keys()
+        streams = self.get_batch_iterator(
+            dataset, max_sentences=batch_size, **{name: options[name] for name in names}
+        )
+        return TalliedBatches(streams.next_epoch_itr(shuffle=False), self.dictionary, characters)
 
 
 def check_and_tally(
@@ -93,6 +142,5 @@ class TalliedBatches:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._batches:
             yield {**batch, "tally": self}
-        figures = self.describe()
-        if figures is not None:
-            logger.info(figures)
+        if description := self.describe():
+            logger.info(description)

@@ -6,6 +6,7 @@ Shapes: B prompts, P tokens of a prompt, T tokens, K beams, V symbols.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,102 @@ from fairseq.data import (
     PadDataset,
 )
 from fairseq.models import BaseFairseqModel
-from fairseq.search import Sampling
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from fairseq.sequence_scorer import SequenceScorer
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
 from fairseq_plugins.segment_language_model.prompt_readers import PromptedModels
-from fairseq_plugins.segment_language_model.streams import StreamPasts
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+
+logger = logging.getLogger(__name__)
+# a text with its scores, as fairseq's commands print it
+Hypothesis = dict[str, Any]
+
+# why options of fairseq-generate and fairseq-interactive are refused
+REFUSED = {
+    "match_source_len": "the source is the prompt, and says nothing about the length of what "
+    "follows; give --min-len and --max-len-b",
+    "constraints": "a language model has no constrained decoding",
+    "print_alignment": "a language model has no source to align its text with",
+    "replace_unk": "a language model has no source to copy words from",
+    "retain_dropout": "fairseq retains only dropout of its own modules",
+    "lm_path": "fairseq would let the other model read only what follows a prompt",
+    "print_step": "decoding is not iterative",
+}
+
+
+class GenerationTask(FairseqTask):
+    """What the task of segment models does with prompts, and with texts to score."""
+
+    cfg: SegmentLanguageModelingConfig
+    dictionary: Dictionary
+
+    def build_dataset_for_inference(
+        self, src_tokens: list[Tensor], src_lengths: list[int], **options: object
+    ) -> NestedDictionaryDataset:
+        """Return prompts, which begin with ``</s>`` instead of ending with it."""
+        unknown = sum(int(tokens.eq(self.dictionary.unk()).sum()) for tokens in src_tokens)
+        if unknown:
+            logger.warning(
+                "%d of %d symbols of the prompts are <unk>: write prompts in the symbols of "
+                "dict.txt, or give the --bpe of the data (docs/evaluation.md)",
+                unknown,
+                sum(len(tokens) - 1 for tokens in src_tokens),  # without </s>
+            )
+        return prompts(self.dictionary, src_tokens, src_lengths)
+
+    def build_generator(
+        self, models: list[BaseFairseqModel], args: Any, **options: Any
+    ) -> PromptGenerator | SequenceScorer:
+        """Return a generator; with ``--continue-past-eos`` only length ends a text."""
+        for name, reason in REFUSED.items():
+            if getattr(args, name, None):
+                raise ValueError(f"{flag(name)}: {reason}; leave it out")
+        options["seq_gen_cls"] = PromptGenerator
+        options["extra_gen_cls_kwargs"] = {
+            **(options.get("extra_gen_cls_kwargs") or {}),
+            "segment": self.cfg.tokens_per_sample,
+            "running_text": self.cfg.continue_past_eos,
+        }
+        return super().build_generator(models, args, **options)
+
+    def inference_step(
+        self,
+        generator: PromptGenerator | SequenceScorer,
+        models: list[BaseFairseqModel],
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: None = None,
+    ) -> list[list[Hypothesis]]:
+        """Continue prompts; with ``--score-reference`` score sentences or segments instead.
+
+        A split's segments are prompts, too, cut to ``--prefix-size`` tokens, (B, P). Rows without
+        a token, at the end of shorter streams, are taken out of ``sample``.
+        """
+        if isinstance(generator, SequenceScorer):
+            if "target" not in sample:
+                return score_prompts(generator, models, sample["net_input"], self)
+            with torch.no_grad():
+                hypotheses = generator.generate(models, sample)
+            return [hypotheses[row] for row in drop_empty_rows(sample)]
+        if self.cfg.extended_context > 0:
+            raise ValueError(
+                f"--extended-context is {self.cfg.extended_context}: nothing precedes a prompt; "
+                "leave it out"
+            )
+        rows = drop_empty_rows(sample)
+        prefix_tokens = None if prefix_tokens is None else prefix_tokens[rows]
+        prefixes = choose_prefixes(sample, prefix_tokens, generator)
+        return generator.continue_prompts(prefixes, sample["net_input"]["src_lengths"])
 
 
 class RunningTextDictionary(Dictionary):
     """A dictionary that writes ``</s>``, which fairseq's leaves out."""
 
-    def string(self, tensor: Any, *args: Any, **options: Any) -> str:
+    def string(self, tensor: Tensor, *args: object, **options: object) -> str:
         """Return ``tensor`` as text, ``</s>`` included."""
         return super().string(tensor, *args, **{**options, "include_eos": True})
 
@@ -55,28 +139,23 @@ def prompts(
     )
 
 
-def prompt_targets(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tensor) -> Tensor:
-    """Return the targets of prompts (B, T) with ``src_lengths`` (B,): ``</s>`` moves to the end."""
-    target = torch.full_like(src_tokens, dictionary.pad())
-    target[:, :-1] = src_tokens[:, 1:]
-    return target.scatter(1, src_lengths.unsqueeze(1) - 1, dictionary.eos())
-
-
 @torch.no_grad()
 def score_prompts(
     scorer: SequenceScorer,
-    models: Any,
+    models: list[BaseFairseqModel],
     net_input: dict[str, Tensor],
-    dictionary: Dictionary,
-    segment: int,
-    context: int,
-) -> list[list[dict[str, Any]]]:
+    task: GenerationTask,
+) -> list[list[Hypothesis]]:
     """Return fairseq's scores of prompts (B, T), read as evaluation reads a text.
 
-    That is in segments, with the past of those before, or again with ``context`` tokens before.
+    That is in segments, with the past of those before, or again with the extended context.
     """
-    source, target = net_input["src_tokens"], prompt_targets(dictionary, **net_input)
-    pasts, segments = StreamPasts(), []
+    segment, context = task.cfg.tokens_per_sample, task.cfg.extended_context
+    source, ends = net_input["src_tokens"], net_input["src_lengths"].unsqueeze(1) - 1
+    # </s> moves from the front to the end
+    target = F.pad(source[:, 1:], (0, 1), value=task.dictionary.pad())
+    target = target.scatter(1, ends, task.dictionary.eos())
+    pasts, segments = EnsemblePasts(), []
     for start in range(0, target.size(1), segment):
         first, end = max(0, start - context), start + segment
         batch = {
@@ -116,10 +195,7 @@ def drop_empty_rows(sample: dict[str, Any]) -> list[int]:
 
 
 def choose_prefixes(
-    sample: dict[str, Any],
-    prefix_tokens: Tensor | None,
-    generator: PromptGenerator,
-    dictionary: Dictionary,
+    sample: dict[str, Any], prefix_tokens: Tensor | None, generator: PromptGenerator
 ) -> Tensor:
     """Return the tokens (B, P) with which each generation begins, padded on the right.
 
@@ -128,16 +204,18 @@ def choose_prefixes(
     source = sample["net_input"]["src_tokens"]
     if prefix_tokens is None:
         prefix_tokens = sample["target"] if "target" in sample else source[:, 1:]
-    longest = prefix_tokens.size(1)
-    if longest >= (most := generator.longest(source.size(1))):
-        limit = f"--max-len-b is {generator.most[1]}, and the model has positions for {most} tokens"
-        if most < generator.max_len - 1:
-            limit = f"--max-len-b is {generator.most[1]}, which you can raise"
+    length, max_length = prefix_tokens.size(1), generator.max_length(source.size(1))
+    if length >= max_length:
+        limit = f"--max-len-b is {generator.max_len_b}"
+        if max_length < generator.max_positions - 1:
+            limit += ", which you can raise"
+        else:
+            limit += f", and the model has positions for {max_length} tokens"
         raise ValueError(
-            f"{limit}: prompts of {longest} tokens, which count too, leave nothing to generate; "
+            f"{limit}: prompts of {length} tokens, which count too, leave nothing to generate; "
             "cut them with --prefix-size"
         )
-    if prefix_tokens.eq(dictionary.eos()).any() and not generator.running_text:
+    if prefix_tokens.eq(generator.dictionary.eos()).any() and not generator.running_text:
         raise ValueError(
             "a prompt holds </s>, which ends generation: give --continue-past-eos to generate "
             "running text"
@@ -145,18 +223,19 @@ def choose_prefixes(
     return prefix_tokens
 
 
-class PromptGenerator(SequenceGenerator):
-    """fairseq's generator for texts that begin with prompts; it searches only what follows them.
+class PromptGenerator:
+    """Continues prompts by fairseq's search, which begins where they end.
 
     Args:
         segment: T of the segments in which models with recurrence read prompts.
         running_text: ``</s>`` is a symbol like others, and only the length ends a text.
-        seed: seed of the draws; None continues torch's random numbers.
+        max_len_a: a text has at most ``max_len_a`` times the tokens of its source, plus
+            ``max_len_b``, its prompt included.
+        max_len_b: see ``max_len_a``.
+        min_len: the least number of symbols that follow a prompt.
         no_repeat_ngram_size: texts, prompts included, repeat no sequence of this many symbols.
-        options: fairseq's; the greatest lengths count prompts, ``min_len`` what follows them.
+        options: those of fairseq's :class:`SequenceGenerator`.
     """
-
-    model: Any  # has read the prompts that are being continued
 
     def __init__(
         self,
@@ -164,118 +243,88 @@ class PromptGenerator(SequenceGenerator):
         dictionary: Dictionary,
         segment: int,
         running_text: bool = False,
-        seed: int | None = None,
+        max_len_a: float = 0,
+        max_len_b: int = 200,
+        min_len: int = 1,
         no_repeat_ngram_size: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(models, dictionary, **options)
+        for model in models:
+            model.eval()
         self.models = models
+        self.dictionary = dictionary
         self.segment = segment
         self.running_text = running_text
+        self.max_len_a, self.max_len_b, self.min_len = max_len_a, max_len_b, min_len
+        self.max_positions = EnsembleModel(models).max_decoder_positions()
         self.no_repeat_ngram_size = no_repeat_ngram_size
-        self.most, self.least = (self.max_len_a, self.max_len_b), self.min_len
-        self.repeat_ngram_blocker: Any = None
-        if running_text:
-            # the end is a further symbol, which no text has
-            self.eos = self.vocab_size
-            self.vocab_size += 1
-            self.symbols_to_strip_from_output = {self.pad}
-        if seed is not None and isinstance(self.search, Sampling):
-            self.search = SeededSampling(dictionary, self.search, seed)
+        self.options = {"temperature": 1.0, "normalize_scores": True, "len_penalty": 1.0, **options}
+        # fairseq's commands do not print these
+        end = dictionary.pad() if running_text else dictionary.eos()
+        self.symbols_to_strip_from_output = {end}
 
-    def longest(self, source_length: int) -> int:
+    def max_length(self, source_length: int) -> int:
         """Return the most tokens of a text whose source has ``source_length``."""
-        factor, constant = self.most
-        return min(int(factor * source_length + constant), self.max_len - 1)
+        return min(int(self.max_len_a * source_length + self.max_len_b), self.max_positions - 1)
 
     @torch.no_grad()
-    def continue_prompts(
-        self, prefixes: Tensor, source_lengths: Tensor
-    ) -> list[list[dict[str, Tensor]]]:
+    def continue_prompts(self, prefixes: Tensor, source_lengths: Tensor) -> list[list[Hypothesis]]:
         """Return the hypotheses for each prompt of ``prefixes`` (B, P), padded on the right.
 
         Prompts of one length, from sources of one length (B,), are continued together, so that each
         gets what it gets alone.
         """
-        lengths = torch.stack([prefixes.ne(self.pad).sum(1), source_lengths], dim=1)
-        hypotheses: list[list[dict[str, Tensor]]] = [[] for _ in prefixes]
+        lengths = torch.stack([prefixes.ne(self.dictionary.pad()).sum(1), source_lengths], dim=1)
+        hypotheses: list[list[Hypothesis]] = [[] for _ in prefixes]
         for length, source_length in lengths.unique(dim=0).tolist():
             rows = lengths.eq(lengths.new_tensor([length, source_length])).all(1).nonzero().view(-1)
-            prompts, new = prefixes[rows, :length], self.longest(source_length) - length
-            for row, row_hypotheses in zip(
-                rows.tolist(), self._continue(prompts, new), strict=True
-            ):
+            new = self.max_length(source_length) - length
+            continued = self._continue(prefixes[rows, :length], new)
+            for row, row_hypotheses in zip(rows.tolist(), continued, strict=True):
                 hypotheses[row] = row_hypotheses
         return hypotheses
 
-    def _continue(self, prompts: Tensor, length: int) -> list[list[dict[str, Tensor]]]:
+    def _continue(self, prompts: Tensor, length: int) -> list[list[Hypothesis]]:
         """Return the hypotheses for prompts (B, P) that up to ``length`` symbols follow."""
+        tokens = F.pad(prompts, (1, 0), value=self.dictionary.eos())
         end = length if self.running_text else None
-        tokens = F.pad(prompts, (1, 0), value=self.tgt_dict.eos())
-        self.model = PromptedModels(self.models, tokens, self.segment, self.temperature, end)
-        if self.no_repeat_ngram_size > 0:
-            self.repeat_ngram_blocker = functools.partial(
-                forbid_repetitions, self.model, self.no_repeat_ngram_size
-            )
+        models = PromptedModels(self.models, tokens, self.segment, self.options["temperature"], end)
         # fairseq's default of 1 is for whole texts
-        least = self.least if self.least > 1 or prompts.size(1) == 0 else 0
-        self.max_len_a, self.max_len_b, self.min_len = 0, length, min(least, length)
-        sources = {"net_input": {"src_tokens": tokens}}
-        rows = self._generate(sources, bos_token=self.tgt_dict.eos())
-        hypotheses = []
-        for prompt, scores, row in zip(prompts, self.model.prompt_scores, rows, strict=True):
-            whole = (self._join(prompt, scores, hypothesis) for hypothesis in row)
-            hypotheses.append(sorted(whole, key=lambda one: -float(one["score"])))
-        # pasts take much memory
-        self.model, self.repeat_ngram_blocker = None, None
-        return hypotheses
+        min_len = self.min_len if self.min_len > 1 or prompts.size(1) == 0 else 0
+        limits = {"max_len_b": length, "min_len": min(min_len, length)}
+        search = SequenceGenerator(models, self.dictionary, **limits, **self.options)
+        if self.running_text:
+            # the end is a further symbol, which no text has
+            search.eos = search.vocab_size
+            search.vocab_size += 1
+        if self.no_repeat_ngram_size > 0:
+            search.repeat_ngram_blocker = functools.partial(
+                forbid_repetitions, models, self.no_repeat_ngram_size
+            )
+        rows = search.generate(
+            self.models, {"net_input": {"src_tokens": tokens}}, bos_token=self.dictionary.eos()
+        )
+        return [
+            sorted(
+                (self._join(prompt, scores, hypothesis) for hypothesis in row),
+                key=lambda hypothesis: -float(hypothesis["score"]),
+            )
+            for prompt, scores, row in zip(prompts, models.prompt_scores, rows, strict=True)
+        ]
 
-    def _join(
-        self, prompt: Tensor, prompt_scores: Tensor, hypothesis: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def _join(self, prompt: Tensor, prompt_scores: Tensor, hypothesis: Hypothesis) -> Hypothesis:
         """Return a hypothesis with its prompt (P,), whose log-probabilities (P,) count too."""
         tokens = torch.cat([prompt, hypothesis["tokens"]])
         scores = torch.cat([prompt_scores, hypothesis["positional_scores"]])
         counted = len(scores)
         if self.running_text:
             # the end is no symbol
-            tokens[-1], scores[-1] = self.pad, 0.0
+            tokens[-1], scores[-1] = self.dictionary.pad(), 0.0
             counted -= 1
         score = scores.sum()
-        if self.normalize_scores:
-            score = score / counted**self.len_penalty
+        if self.options["normalize_scores"]:
+            score = score / counted ** self.options["len_penalty"]
         return {**hypothesis, "tokens": tokens, "positional_scores": scores, "score": score}
-
-
-class SeededSampling(Sampling):
-    """fairseq's ``sampling`` with one beam, whose draws depend on ``seed`` alone."""
-
-    def __init__(self, dictionary: Dictionary, sampling: Sampling, seed: int) -> None:
-        super().__init__(dictionary, sampling.sampling_topk, sampling.sampling_topp)
-        self.seed = seed
-        self.generator: torch.Generator | None = None
-
-    def step(
-        self, step: int, lprobs: Tensor, scores: Tensor | None, *unused: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw from log-probabilities (B, 1, V); return scores, symbols and beams, each (B, 1)."""
-        if step == 0:
-            self.generator = torch.Generator(lprobs.device).manual_seed(self.seed)
-        symbols = None
-        if self.sampling_topp > 0:
-            probs, symbols = self._sample_topp(lprobs)
-        elif self.sampling_topk > 0:
-            log_probs, symbols = lprobs.topk(self.sampling_topk)
-            probs = log_probs.exp()
-        else:
-            probs = lprobs.exp()
-        drawn = probs.squeeze(1).multinomial(1, replacement=True, generator=self.generator)
-        score = probs.squeeze(1).gather(1, drawn).log()
-        if symbols is not None:
-            drawn = symbols.squeeze(1).gather(1, drawn)
-        if step > 0 and scores is not None:
-            score = score + scores[:, :, step - 1]
-        return score, drawn, torch.zeros_like(drawn)
 
 
 def forbid_repetitions(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 import logging
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.options import warn_without_memories
@@ -29,7 +31,7 @@ from fairseq_plugins.segment_language_model.options import (
 from fairseq_plugins.segment_language_model.past import HiddenStates, Past
 
 if TYPE_CHECKING:
-    from fairseq_plugins.segment_language_model.streams import StreamPasts
+    from fairseq_plugins.segment_language_model.streams import EnsemblePasts
 
 CHANGED_IN_EVALUATION = (
     "attention_kernel",
@@ -49,7 +51,7 @@ class SegmentDecoder(FairseqDecoder):
         embed_tokens: maps tokens (B, T) to embeddings (B, T, d).
         network: layers that read a segment and its past.
         output: projection to V scores, or an adaptive softmax.
-        cfg: has the dropout rates, ``zero_memory`` and the length of a training segment.
+        cfg: has the dropout rates, ``zero_past`` and the length of a training segment.
         dropout: class of the dropout of embeddings and output.
         word_dropout: acts on the embeddings and sees their tokens.
         embed_scale: factor of the embeddings.
@@ -79,56 +81,35 @@ class SegmentDecoder(FairseqDecoder):
         adaptive = isinstance(output, AdaptiveSoftmax)
         self.adaptive_softmax = output if adaptive else None
         self.output_projection = None if adaptive else output
-        self.zero_memory = cfg.zero_memory
+        self.zero_past = cfg.zero_past or cfg.zero_memory
         # what a model without recurrence sees in generation, its length in training
         self.segment = cfg.tokens_per_sample + cfg.extended_context
         self.masks_padding = bool(cfg.memory_layers)
-
-    def forward(
-        self, prev_output_tokens: Tensor, encoder_out: None = None, **options: Any
-    ) -> tuple[Tensor, None]:
-        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None."""
-        features, extra = self.extract_features(prev_output_tokens, encoder_out, **options)
-        return self.output_layer(features), extra
 
     def extract_features(
         self,
         prev_output_tokens: Tensor,
         encoder_out: None = None,
-        pasts: StreamPasts | None = None,
-        start: int = 0,
-    ) -> tuple[Tensor, None]:
-        """Return the final representation (B, T, d); and None.
-
-        ``prev_output_tokens`` (B, T) are the segment at place ``start`` of the streams whose
-        ``pasts`` are read and extended, or, without them, a text of its own.
-        """
-        if pasts is not None:
-            features, past = self.read(prev_output_tokens, pasts.before(self, start))
-            pasts.after(self, start, past)
-        else:
-            features, _ = self.read(prev_output_tokens, None, keep=0)
-        return features, None
-
-    def read(
-        self, tokens: Tensor, past: Past | None, keep: int | None = None, first_place: int = 0
+        past: Past | None = None,
+        keep: int | None = None,
     ) -> tuple[Tensor, Past]:
-        """Read a segment (B, T); return the final representation (B, T, d) and the next past.
+        """Return the final representation (B, T, d) of a segment (B, T), and the next past.
 
-        For the other arguments see :meth:`.SegmentNetwork.forward`.
+        For ``past`` and ``keep`` see :meth:`.SegmentNetwork.forward`.
         """
+        tokens, past = prev_output_tokens, Past() if past is None else past
         # under autocast fairseq's adaptive input gives bands of different types, and fails
         with torch.autocast(tokens.device.type, enabled=False):
             x = self.embed_scale * self.embed_tokens(tokens)
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)
         if self.network.absolute_positions is not None:
-            x = self.network.absolute_positions.add_to_embeddings(x, first_place)
+            x = self.network.absolute_positions.add_to_embeddings(x, past.next_place)
         x = self.embed_dropout(x)
-        if past is None and self.zero_memory and self.network.mem_len > 0:
-            zeros = x.new_zeros(x.size(0), self.network.mem_len, x.size(2))
-            past = Past(tuple(HiddenStates((zeros,)) for _ in self.network.layers), 0)
-        x, past = self.network(x, past, keep, self._padding_mask(tokens), first_place)
+        if self.zero_past and not past.layers and self.network.mem_len > 0:
+            zeros = HiddenStates((x.new_zeros(x.size(0), self.network.mem_len, x.size(2)),))
+            past = replace(past, layers=(zeros,) * len(self.network.layers))
+        x, past = self.network(x, past, keep, self._padding_mask(tokens))
         return self.output_dropout(x), past
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
@@ -164,11 +145,26 @@ class SegmentLanguageModel(FairseqLanguageModel):
         self,
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
-        pasts: StreamPasts | None = None,
+        pasts: EnsemblePasts | None = None,
         start: int = 0,
     ) -> tuple[Tensor, None]:
-        """Score what follows each token, as :meth:`SegmentDecoder.extract_features` documents."""
-        return self.decoder(src_tokens, pasts=pasts, start=start)
+        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None.
+
+        ``src_tokens`` (B, T) are the segment at place ``start`` of the streams with these
+        ``pasts``, or, without them, a text by itself.
+        """
+        return self.decoder.output_layer(self.read_segment(src_tokens, pasts, start)), None
+
+    def read_segment(
+        self, tokens: Tensor, pasts: EnsemblePasts | None = None, start: int = 0
+    ) -> Tensor:
+        """Return the final representation (B, T, d) of a segment; ``pasts`` get the next past."""
+        if pasts is None:
+            return self.decoder.extract_features(tokens, keep=0)[0]
+        stream_pasts = pasts[self]
+        features, past = self.decoder.extract_features(tokens, past=stream_pasts.before(start))
+        stream_pasts.after(past)
+        return features
 
     def get_normalized_probs(
         self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
@@ -183,7 +179,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         """Return the attention spans that training learns, layer by layer; here []."""
         return []
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
         """Log the recurrence that the figures depend on, and check ``--model-overrides``.
 
         fairseq would ignore other overrides, or build another model than was trained.
@@ -284,7 +280,7 @@ def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
         f"recurrence {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
-    if cfg.zero_memory:
+    if cfg.zero_past or cfg.zero_memory:
         summary += ", zero vectors at the start"
     if cfg.memory_layers:
         summary += f", product-key memories in layers {cfg.memory_layers}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.segment_language_model.attention import is_inference
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped
-from fairseq_plugins.segment_language_model.past import HiddenStates, LayerPast, Past
+from fairseq_plugins.segment_language_model.past import (
+    HiddenStates,
+    LayerPast,
+    LayerPositions,
+    Past,
+)
 
 
 class FeedForward(nn.Module):
@@ -38,11 +43,12 @@ class FeedForward(nn.Module):
 class Encoding(NamedTuple):
     """What a layer projects positions from: encoded distances, (D, …), that fall to -1.
 
-    ``shared`` comes from other layers: u and v, or the groups of heads.
+    ``shared`` is u and v of the first layer (Transformer-XL), or the layer's groups of heads, of
+    which all layers' spans are read at once (all-attention).
     """
 
     distances: Tensor | Clamped | None
-    shared: Any = None
+    shared: tuple | None = None
 
 
 class SegmentLayer(nn.Module):
@@ -82,29 +88,32 @@ class SegmentLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Any,
+        positions: Encoding | LayerPositions,
         past: LayerPast | None = None,
         padding_mask: Tensor | None = None,
-    ) -> tuple[Tensor, LayerPast, Any]:
+    ) -> tuple[Tensor, LayerPast, LayerPositions]:
         """Map a segment (B, T, d) to (B, T, d); return also the next one's past, and positions.
 
         ``positions`` are an :class:`Encoding`, or those that an earlier call returned;
         ``padding_mask`` (B, T) is true for padding.
         """
-        if isinstance(positions, Encoding):
-            # here, because FSDP gathers a layer's parameters when it calls the layer
-            positions = self.self_attn.project_positions(*positions)
-        entering, entering_past = x, past
+        # here, because FSDP gathers a layer's parameters when it calls the layer
+        projected: LayerPositions = (
+            self.self_attn.project_positions(*positions)
+            if isinstance(positions, Encoding)
+            else positions
+        )
+        inputs, input_past = x, past
         if self.normalize_before:
-            entering = self.self_attn_layer_norm(x)
+            inputs = self.self_attn_layer_norm(x)
             if isinstance(past, HiddenStates):
-                entering_past = HiddenStates((self.self_attn_layer_norm(past.hidden),))
-        attended, next_past = self.self_attn(entering, positions, entering_past)
+                input_past = HiddenStates((self.self_attn_layer_norm(past.hidden),))
+        attended, next_past = self.self_attn(inputs, projected, input_past)
         if next_past is None:
             # the layer's input, so that projections and normalisation learn from the past too
             earlier = past if isinstance(past, HiddenStates) else HiddenStates(())
             next_past = earlier.extended(x)
-            seen = next_past.last(self.self_attn.max_past(positions, x.size(1)))
+            seen = next_past.last(self.self_attn.max_past(projected, x.size(1)))
             if seen is not next_past:
                 next_past = HiddenStates(seen.parts, shortened=True)
         x = self._add(x, attended, self.self_attn_layer_norm)
@@ -113,10 +122,10 @@ class SegmentLayer(nn.Module):
             (self.memory, self.memory_layer_norm, True),
         ):
             if sublayer is not None:
-                entering = layer_norm(x) if self.normalize_before else x
-                added = sublayer(entering, padding_mask) if is_memory else sublayer(entering)
+                inputs = layer_norm(x) if self.normalize_before else x
+                added = sublayer(inputs, padding_mask) if is_memory else sublayer(inputs)
                 x = self._add(x, added, layer_norm)
-        return x, next_past, positions
+        return x, next_past, projected
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         x = x + self.dropout(added)
@@ -175,7 +184,6 @@ class SegmentNetwork(nn.Module):
         positions: encodes distances, for relative positions.
         absolute_positions: adds a vector for each place of a segment to every layer's input.
         layer_norm: normalises the last layer's output.
-        share: returns what each layer shares with the others, given all layers.
         checkpoint_activations: compute activations again in the backward pass.
         compiled_length: T of the segments that torch.compile's layers read, once the past is full;
             shorter segments and the first ones of a text run without it. 0 compiles nothing.
@@ -188,7 +196,6 @@ class SegmentNetwork(nn.Module):
         positions: nn.Module | None = None,
         absolute_positions: nn.Module | None = None,
         layer_norm: nn.Module | None = None,
-        share: Callable[[Sequence[SegmentLayer]], Sequence[Any]] | None = None,
         checkpoint_activations: bool = False,
         compiled_length: int = 0,
     ) -> None:
@@ -200,7 +207,6 @@ class SegmentNetwork(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.layer_norm = layer_norm
         self.mem_len = mem_len
-        self.share = share
         self.checkpoint_activations = checkpoint_activations
         self.compiled_length = compiled_length
         if compiled_length:
@@ -214,64 +220,76 @@ class SegmentNetwork(nn.Module):
         past: Past | None = None,
         keep: int | None = None,
         padding_mask: Tensor | None = None,
-        first_place: int = 0,
     ) -> tuple[Tensor, Past]:
         """Map a segment (B, T, d) to (B, T, d), and return the past of the next segment.
 
         ``past`` is None at the start of a text. ``keep`` overrides ``mem_len``. ``padding_mask``
-        (B, T) is true for padding. ``first_place`` is the first token's place, for absolute
-        positions.
+        (B, T) is true for padding.
         """
         keep = self.mem_len if keep is None else keep
-        length = x.size(1)
+        past = Past() if past is None else past.map_layers(functools.partial(_fit, x))
         if keep > 0 and not is_inference(self):
             x = x.clone()  # the past holds it, and the caller may change it
-        layers: Sequence[LayerPast | None] = [None] * len(self.layers)
-        if past is not None and past.layers:
-            # under autocast, keys and values stay in the precision of their projections
-            autocast = torch.is_autocast_enabled(x.device.type)
-            layers = [
-                layer.to(x.device)
-                if autocast and not isinstance(layer, HiddenStates)
-                else layer.to(device=x.device, dtype=x.dtype)
-                for layer in past.layers
-            ]
-        earlier = 0 if past is None else past.length
-        positions, farthest = self._positions(x, past, earlier + length - 1, keep + length - 1)
-        # inference projects positions a few times only, and compiling takes minutes
-        encoded = isinstance(positions[0], Encoding)
-        compiled = length == self.compiled_length and earlier == keep
-        compiled = compiled and not (encoded and is_inference(self))
-        if compiled:
-            layers = [None if layer is None else layer.whole() for layer in layers]
-        next_layers: list[LayerPast] = []
-        projected: list[Any] = []
-        shared = None
-        for index, layer in enumerate(self.layers):
+        positions, farthest = self._positions(x, past, keep)
+        run = self._choose_run(x, past, keep, positions)
+        layers: list[LayerPast] = []
+        projected: list[LayerPositions] = []
+        for number, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
-                x = self.absolute_positions.add_to_layer(x, index, first_place)
-            entering = positions[index]
-            if encoded and shared is not None:
-                entering = entering._replace(shared=shared)
-            inputs = x, entering, layers[index], padding_mask
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                x, next_layer, entered = checkpoint(layer, *inputs, use_reentrant=False)
-            else:
-                # the latter runs without torch.compile, and with hooks
-                run = layer if compiled or not self.compiled_length else layer._call_impl
-                x, next_layer, entered = run(*inputs)
-            projected.append(entered)
-            shared = getattr(entered, "biases", None)  # u and v, for layers without their own
+                x = self.absolute_positions.add_to_layer(x, number, past.next_place)
+            layer_past = past.layers[number] if past.layers else None
+            encoding = _hand_on(projected, positions[number])
+            x, layer_past, layer_positions = run(layer, x, encoding, layer_past, padding_mask)
+            projected.append(layer_positions)
             if keep > 0:
-                next_layers.append(next_layer.last(keep))
+                layers.append(layer_past.last(keep))
         if self.layer_norm is not None:
             x = self.layer_norm(x)
-        num_tokens = length + (0 if past is None else past.num_tokens)
-        if keep == 0 or not is_inference(self):
-            return x, Past(tuple(next_layers), num_tokens)
-        return x, Past(tuple(next_layers), num_tokens, tuple(projected), farthest)
+        next_past = Past(tuple(layers), past.num_tokens + x.size(1))
+        if keep > 0 and is_inference(self):
+            next_past = replace(next_past, positions=tuple(projected), farthest=farthest)
+        return x, next_past
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def encode_positions(self, farthest: int, x: Tensor) -> list[Encoding]:
+        """Return what each layer projects positions from, for the distances from ``farthest``."""
+        distances = None if self.positions is None else self.positions(farthest, x)
+        return [Encoding(distances)] * len(self.layers)
+
+    def _positions(
+        self, x: Tensor, past: Past, keep: int
+    ) -> tuple[Sequence[Encoding | LayerPositions], int]:
+        """Return each layer's positions, from the farthest that it may see (or more); and that one.
+
+        In inference the past has them; it gets more of them until it is full.
+        """
+        farthest = past.length + x.size(1) - 1
+        if is_inference(self):
+            if past.positions is not None and past.farthest >= farthest:
+                return past.positions, past.farthest
+            # twice as many as needed: a past that grows token by token would project each time
+            farthest = max(farthest, min(2 * farthest, keep + x.size(1) - 1))
+        return self.encode_positions(farthest, x), farthest
+
+    def _choose_run(
+        self, x: Tensor, past: Past, keep: int, positions: Sequence[Encoding | LayerPositions]
+    ) -> Callable[..., tuple[Tensor, LayerPast, LayerPositions]]:
+        """Return the function that calls a layer: plainly, compiled, or to be computed again."""
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            return functools.partial(checkpoint, use_reentrant=False)
+        # inference projects positions a few times only, and compiling takes minutes
+        projects_once = is_inference(self) and isinstance(positions[0], Encoding)
+        if x.size(1) == self.compiled_length and past.length == keep and not projects_once:
+            return lambda layer, x, encoded, past, *rest: layer(
+                x, encoded, None if past is None else past.whole(), *rest
+            )
+        # without torch.compile, and with hooks
+        if self.compiled_length:
+            return lambda layer, *inputs: layer._call_impl(*inputs)
+        return lambda layer, *inputs: layer(*inputs)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object
+    ) -> None:
         # weights may repeat u and v in each of the layers that share them
         names = {prefix + name for name, _ in self.named_parameters()}
         for name in [name for name in state_dict if ".self_attn.biases." in name]:
@@ -280,18 +298,19 @@ class SegmentNetwork(nn.Module):
                 del state_dict[name]
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _positions(
-        self, x: Tensor, past: Past | None, farthest: int, ever_farthest: int
-    ) -> tuple[tuple[Any, ...], int]:
-        """Return positions from ``farthest`` (or more) down for each layer, and the farthest.
 
-        In inference the past has them; it gets more of them as it grows to ``ever_farthest``.
-        """
-        if is_inference(self):
-            if past is not None and past.positions is not None and past.farthest >= farthest:
-                return past.positions, past.farthest
-            # twice as many as needed: a past that grows token by token would project each time
-            farthest = max(farthest, min(2 * farthest, ever_farthest))
-        encoding = None if self.positions is None else self.positions(farthest, x)
-        shared = self.share(self.layers) if self.share else [None] * len(self.layers)
-        return tuple(Encoding(encoding, each) for each in shared), farthest
+def _fit(x: Tensor, past: LayerPast) -> LayerPast:
+    """Move a layer's past to the device and the dtype of ``x``."""
+    if torch.is_autocast_enabled(x.device.type) and not isinstance(past, HiddenStates):
+        # keys and values stay in the precision of their projections
+        return past.map_tensors(lambda tensor: tensor.to(x.device))
+    return past.map_tensors(lambda tensor: tensor.to(x.device, x.dtype))
+
+
+def _hand_on(
+    projected: list[LayerPositions], positions: Encoding | LayerPositions
+) -> Encoding | LayerPositions:
+    """Give a layer u and v of the first one, which all share unless they have their own."""
+    if isinstance(positions, Encoding) and projected and projected[0].biases is not None:
+        return positions._replace(shared=projected[0].biases)
+    return positions

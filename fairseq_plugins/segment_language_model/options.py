@@ -89,7 +89,7 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
     )
     mem_len: Optional[int] = option(
         None,
-        "recurrence: number of tokens before the segment that the model remembers, 0 for none "
+        "recurrence: number of earlier tokens that the model keeps as its past, 0 for none "
         "(default: see the model); evaluation can change it with --model-overrides",
     )
     clamp_len: Optional[int] = option(
@@ -100,11 +100,12 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
     same_length: bool = option(
         False, "let every token attend to the same number of tokens, --mem-len of them"
     )
-    zero_memory: bool = option(
+    zero_past: bool = option(
         False,
-        "let streams start with a recurrence of --mem-len zero vectors, which tokens attend to, as "
-        "some published code does in training, instead of an empty one",
+        "let streams start with a past of --mem-len zero vectors, which tokens attend to, as some "
+        "published code does in training, instead of an empty one",
     )
+    zero_memory: bool = option(False, "former name of --zero-past")
     share_decoder_input_output_embed: bool = option(
         False, "tie the output projection to the input embeddings"
     )
@@ -316,11 +317,12 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
         "read the training part's sentences, each up to its </s>, in a new random order every "
         "epoch, as the published Transformer-XL does on One Billion Word",
     )
-    no_save_memory: bool = option(
+    no_save_past: bool = option(
         False,
-        "leave the streams' recurrence (layers x streams x --mem-len x width numbers) out of "
+        "leave the streams' past (layers x streams x --mem-len x width numbers) out of "
         "checkpoints in mid-epoch; runs resumed from them start cold",
     )
+    no_save_memory: bool = option(False, "former name of --no-save-past")
     batch_size: Optional[int] = II("dataset.batch_size")
     train_subset: str = II("dataset.train_subset")
     post_process: Optional[str] = II("common_eval.post_process")

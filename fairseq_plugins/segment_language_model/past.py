@@ -11,7 +11,7 @@ Shapes: B streams, S tokens of the past, T new tokens, H heads, d model width, d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -39,8 +39,16 @@ class LayerPast(Protocol):
     def whole(self) -> LayerPast:
         """Return the same tokens without what lies around them in memory, for compiled layers."""
 
-    def to(self, *args: Any, **kwargs: Any) -> LayerPast:
-        """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> LayerPast:
+        """Return the past with a function's result, of the same shape, for each tensor."""
+
+
+class LayerPositions(Protocol):
+    """What a layer's scores depend on besides the tokens, projected from encoded distances."""
+
+    @property
+    def biases(self) -> tuple[Tensor, Tensor] | None:
+        """Return u and v, which layers without their own take from the first one; or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +107,9 @@ class HiddenStates:
         """Return the states as one tensor."""
         return HiddenStates((self.hidden,), self.shortened)
 
-    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
-        """Return the states as one tensor in another dtype or on another device."""
-        return HiddenStates((self.hidden.to(*args, **kwargs),), self.shortened)
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> HiddenStates:
+        """Return the states as one tensor, the function's result."""
+        return HiddenStates((function(self.hidden),), self.shortened)
 
 
 class _Buffers:
@@ -202,12 +210,10 @@ class KeyValues:
         """Return views of the same tokens, from 0 on; the next tokens go elsewhere."""
         return KeyValues.wrap(self.keys, self.values)
 
-    def to(self, *args: Any, **kwargs: Any) -> KeyValues:
-        """Return the past in another dtype or on another device; itself if nothing changes."""
-        keys = self.keys.to(*args, **kwargs)
-        if keys.dtype == self.keys.dtype and keys.device == self.keys.device:
-            return self
-        return KeyValues.wrap(keys, self.values.to(*args, **kwargs))
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> KeyValues:
+        """Return the past with the function's results; itself where they are its arguments."""
+        keys, mapped = self.keys, function(self.keys)
+        return self if mapped is keys else KeyValues.wrap(mapped, function(self.values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +224,9 @@ class Past:
     ``positions`` are each layer's, for the distances from ``farthest`` down to -1.
     """
 
-    layers: tuple[LayerPast, ...]
-    num_tokens: int
-    positions: tuple[Any, ...] | None = None
+    layers: tuple[LayerPast, ...] = ()
+    num_tokens: int = 0
+    positions: tuple[LayerPositions, ...] | None = None
     farthest: int = -1
 
     @property
@@ -228,26 +234,32 @@ class Past:
         """Return S, the most tokens that a layer keeps."""
         return max([0, *(layer.length for layer in self.layers)])
 
+    @property
+    def next_place(self) -> int:
+        """Return the next token's place, for absolute positions; a past of nothing begins anew."""
+        return self.num_tokens if self.layers else 0
+
     def select(self, order: Tensor) -> Past:
         """Return stream ``order[i]`` as stream i, as beam search asks; ``order`` is (B,)."""
         unchanged = torch.arange(len(order), device=order.device)
         if self.layers and self.layers[0].streams == len(order) and torch.equal(order, unchanged):
             return self  # sampling asks for the present order at every token
-        return self._with_layers(lambda layer: layer.select(order), self.positions)
+        return self.map_layers(lambda layer: layer.select(order))
 
-    def to(self, *args: Any, **kwargs: Any) -> Past:
+    def to(self, *args: Any, **options: Any) -> Past:
         """Return the past in another dtype or on another device, as :meth:`Tensor.to` does."""
 
-        def moved(tensor: Tensor) -> Tensor:
-            target = torch.empty(0, device=tensor.device).to(*args, **kwargs)
-            dtype = target.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(target.device, dtype)
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(*args, **options)
+            # numbers of heads stay integers
+            return moved if tensor.is_floating_point() else tensor.to(moved.device)
 
-        positions = tree_map_only(Tensor, moved, self.positions)
-        return self._with_layers(lambda layer: layer.to(*args, **kwargs), positions)
+        moved = replace(self, positions=tree_map_only(Tensor, move, self.positions))
+        return moved.map_layers(lambda layer: layer.map_tensors(move))
 
-    def _with_layers(self, change: Callable[[LayerPast], LayerPast], positions: Any) -> Past:
-        return Past(tuple(map(change, self.layers)), self.num_tokens, positions, self.farthest)
+    def map_layers(self, function: Callable[[LayerPast], LayerPast]) -> Past:
+        """Return the past with the function's result for each layer."""
+        return replace(self, layers=tuple(map(function, self.layers)))
 
 
 # for torch.load(weights_only=True)

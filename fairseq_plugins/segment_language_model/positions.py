@@ -13,8 +13,6 @@ d_h head width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -123,7 +121,9 @@ class LearnedRelativeKeys(nn.Module):
         """Map distances (D,) to (H, D, d_h)."""
         return self.weight[:, encoding.clamp(max=self.farthest)]
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object
+    ) -> None:
         # evaluation may look farther back: untrained distances share the last trained vector
         trained = state_dict.get(f"{prefix}weight")
         heads, _, head_dim = self.weight.shape

@@ -47,7 +47,9 @@ class PromptedModels(EnsembleModel):
         self.temperature = temperature
         self.end = end
         self.readers = [
-            SegmentReader(model, segment) if hasattr(model.decoder, "read") else TokenReader(model)
+            SegmentReader(model, segment)
+            if hasattr(model.decoder, "network")
+            else TokenReader(model)
             for model in models
         ]
         scores, following = zip(*map(self._read_prompts, self.readers), strict=True)
@@ -85,10 +87,10 @@ class PromptedModels(EnsembleModel):
             reader.select(order)
         return self
 
-    def reorder_incremental_state(self, incremental_states: Any, order: Tensor) -> None:
+    def reorder_incremental_state(self, incremental_states: object, order: Tensor) -> None:
         """Do nothing, as readers hold the states."""
 
-    def forward_decoder(self, tokens: Tensor, *unused: Any) -> tuple[Tensor, None]:
+    def forward_decoder(self, tokens: Tensor, *unused: object) -> tuple[Tensor, None]:
         """Return log-probabilities (R, V) of what follows ``tokens``, ``</s>`` and new symbols.
 
         Running text has a further symbol, its end: certain at the end, before it impossible.
@@ -147,8 +149,10 @@ class SegmentReader:
 
         The others have been read before.
         """
-        decoder, place = self.model.decoder, tokens.size(1) - new
-        features, self.past = decoder.read(tokens[:, place:], self.past, self.past_length, place)
+        decoder, segment = self.model.decoder, tokens[:, tokens.size(1) - new :]
+        features, self.past = decoder.extract_features(
+            segment, past=self.past, keep=self.past_length
+        )
         at_once = max(1, _LOG_PROBABILITIES // (len(tokens) * len(decoder.dictionary)))
         for part in features.split(at_once, dim=1):
             output = decoder.output_layer(part), None

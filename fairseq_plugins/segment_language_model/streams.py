@@ -12,7 +12,6 @@ segment, K segments of a stream, C tokens of extended context.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -183,20 +182,19 @@ def _streams(number: int) -> str:
 
 
 class StreamPasts:
-    """The pasts of a worker's streams in one pass over data.
+    """A model's pasts of a worker's streams in one pass over data, which owns them.
 
-    The pass owns it and hands it out with each batch; a decoder (of an ensemble, each its own)
-    takes the past before a segment and gives back the past after it. The latest segment, or in
-    training all segments of an update, may run again after an overflow: from the same pasts.
+    The model takes the past before a segment, and gives back the past after it. The latest segment,
+    or in training all segments of an update, may run again after an overflow: from the same pasts.
     """
 
-    def __init__(self, restored: Past | None = None) -> None:
-        self._restored = restored
+    def __init__(self, past: Past | None = None) -> None:
+        self._past = Past() if past is None else past
         self._update: int | None = None
-        # by decoder: the pasts before segments that may run again, by start, and after the last one
-        self._before: dict[nn.Module, dict[int, Past | None]] = {}
-        self._after: dict[nn.Module, Past | None] = {}
+        # before the segments that may run again, by their start
+        self._before: dict[int, Past] = {}
         self._parts: list[StreamPasts] = []
+        # of all workers, where a checkpoint is written
         self._gathered: dict[str, Any] | None = None
 
     def start_update(self, update: int) -> None:
@@ -207,35 +205,32 @@ class StreamPasts:
         for part in self._parts:
             part.start_update(update)
 
-    def before(self, decoder: nn.Module, start: int) -> Past | None:
-        """Return the decoder's past before the segment at ``start``; None if empty, or gone."""
-        starts = self._before.setdefault(decoder, {})
-        past = self._after.get(decoder, self._restored)
-        if start in starts:
-            past = starts[start]
-        elif past is not None and not past.layers:
-            past = None  # the model keeps nothing
-        elif start != (end := 0 if past is None else past.num_tokens):
-            if start < end:
-                past = None
+    def before(self, start: int) -> Past:
+        """Return the past before the segment at ``start``; empty if it is gone."""
+        past = self._before.get(start)
+        if past is None:
+            past = self._skip_to(start)
+        if self._update is None:
+            self._before.clear()
+        self._before[start] = self._past = past
+        return past
+
+    def _skip_to(self, start: int) -> Past:
+        past, end = self._past, self._past.num_tokens
+        keeps_nothing = end > 0 and not past.layers
+        if start != end and not keeps_nothing:
+            past = past if start > end else Past()
             logger.warning(
                 "the segment at token %d follows token %d (a batch was skipped, or runs again): %s",
                 start,
                 end,
-                "it starts with an empty recurrence" if past is None else "the recurrence goes on",
+                "the recurrence goes on" if past.layers else "it starts with an empty recurrence",
             )
-        if self._update is None:
-            starts.clear()
-        starts[start] = self._after[decoder] = past
-        return past
+        return dataclasses.replace(past, num_tokens=start)
 
-    def after(self, decoder: nn.Module, start: int, past: Past) -> None:
-        """Store the decoder's past after the segment at ``start``."""
-        before = self._before[decoder][start]
-        # read on from the end of this segment, even if a batch before it was skipped
-        past = dataclasses.replace(past, num_tokens=start + past.num_tokens - _end(before))
-        self._after[decoder] = past
-        self._gathered = None
+    def after(self, past: Past) -> None:
+        """Store the past after the segment whose past was asked for."""
+        self._past, self._gathered = past, None
 
     def split(self, sizes: list[int]) -> list[StreamPasts]:
         """Return the pasts of the first ``sizes[0]`` streams, of the next ``sizes[1]``, ….
@@ -244,46 +239,31 @@ class StreamPasts:
         its first segment, and always in the same way.
         """
         if not self._parts:
-            for first, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
-                streams = torch.arange(first, first + size)
-                past = None if self._restored is None else self._restored.select(streams)
-                self._parts.append(StreamPasts(past))
-                self._parts[-1]._update = self._update
+            streams = torch.arange(sum(sizes)).split(sizes)
+            self._parts = [StreamPasts(self._past.select(part)) for part in streams]
+            for part in self._parts:
+                part._update = self._update
         self._gathered = None
         return self._parts
 
-    def _training_pasts(self) -> list[Past]:
-        """Return each part's past of the training model; [] if a part has none yet."""
-        if self._parts:
-            pasts = [past for part in self._parts for past in part._training_pasts()]
-            return pasts if len(pasts) == len(self._parts) else []
-        past = next(iter(self._after.values()), self._restored)
-        return [] if past is None else [past]
+    def _all_pasts(self) -> list[Past]:
+        """Return each part's past; [] if a part has none yet."""
+        pasts = [part._past for part in self._parts or [self]]
+        return pasts if all(past.num_tokens for past in pasts) else []
 
-    def gather(self, group: Any = None) -> None:
+    def gather(self, group: dist.ProcessGroup | None = None) -> None:
         """Send all workers' pasts to worker 0, which writes checkpoints; every worker calls it."""
-        pasts = self._training_pasts()
-        if not pasts:
-            return
-        rank, workers = dist.get_rank(group), dist.get_world_size(group)
-
-        def gathered(tensor: Tensor) -> Tensor:
-            tensor = tensor.contiguous()
-            parts = [torch.empty_like(tensor) for _ in range(workers)] if rank == 0 else None
-            dist.gather(tensor, parts, dst=0, group=group)
-            return tensor if parts is None else torch.cat([part.cpu() for part in parts])
-
-        state = _as_state_dict(pasts, gathered)
-        self._gathered = state if rank == 0 else None
+        pasts = self._all_pasts()
+        self._gathered = gather_pasts(pasts, group) if pasts else None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the training model's past as plain containers on the CPU.
+        """Return the pasts as plain containers on the CPU.
 
         Returns None if there is none, or if other workers' pasts were not gathered.
         """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             return self._gathered
-        pasts = self._training_pasts()
+        pasts = self._all_pasts()
         if not pasts or not all(isinstance(s, HiddenStates) for p in pasts for s in p.layers):
             return None
         return _as_state_dict(
@@ -298,8 +278,34 @@ class StreamPasts:
         return cls(Past(tuple(HiddenStates((part.clone(),)) for part in parts), state["end"]))
 
 
-def _end(past: Past | None) -> int:
-    return 0 if past is None else past.num_tokens
+class EnsemblePasts:
+    """The pasts of each model that reads the batches of a pass; training has one model."""
+
+    def __init__(self, first: StreamPasts | None = None) -> None:
+        self.first = StreamPasts() if first is None else first
+        self._by_model: dict[nn.Module, StreamPasts] = {}
+
+    def __getitem__(self, model: nn.Module) -> StreamPasts:
+        """Return a model's pasts: ``first`` for the first model that asks, then new ones."""
+        if not self._by_model:
+            self._by_model[model] = self.first
+        return self._by_model.setdefault(model, StreamPasts())
+
+
+def gather_pasts(
+    pasts: list[Past], group: dist.ProcessGroup | None = None
+) -> dict[str, Any] | None:
+    """Return the joined pasts of all workers on worker 0, and None on the others."""
+    rank, workers = dist.get_rank(group), dist.get_world_size(group)
+
+    def gathered(tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(workers)] if rank == 0 else None
+        dist.gather(tensor, parts, dst=0, group=group)
+        return tensor if parts is None else torch.cat([part.cpu() for part in parts])
+
+    state = _as_state_dict(pasts, gathered)
+    return state if rank == 0 else None
 
 
 def _as_state_dict(pasts: list[Past], copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -318,7 +324,7 @@ class _BatchesWithPasts(CountingIterator):
 
     def __init__(self, batches: CountingIterator, pasts: StreamPasts, segment_length: int) -> None:
         super().__init__(batches, total=len(batches))
-        self.pasts = pasts
+        self.pasts = EnsemblePasts(pasts)
         self.segment_length = segment_length
 
     def __next__(self) -> dict[str, Any]:
@@ -363,7 +369,7 @@ class StreamIterator(EpochBatchIterator):
         self.save_pasts = save_pasts
         self.pasts = StreamPasts()
 
-    def ordered_batches(self, *options: Any) -> _Batches:
+    def ordered_batches(self, *options: object) -> _Batches:
         """Return this worker's batches, in order."""
         return self.frozen_batches[self.shard_id :: self.num_shards]
 
@@ -412,5 +418,5 @@ class StreamIterator(EpochBatchIterator):
             logger.warning("the checkpoint holds no recurrence of the streams: resuming cold")
             return
         self.pasts = StreamPasts.from_state_dict(pasts, self.shard_id, self.num_shards)
-        self._next_epoch_itr.pasts = self.pasts
+        self._next_epoch_itr.pasts = EnsemblePasts(self.pasts)
         logger.info("resuming with recurrence, after %d tokens of each stream", pasts["end"])

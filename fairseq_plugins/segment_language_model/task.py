@@ -2,30 +2,25 @@
 
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.data import Dictionary, NestedDictionaryDataset
+from fairseq.criterions import FairseqCriterion
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data.iterators import EpochBatchIterating
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
-from fairseq.sequence_scorer import SequenceScorer
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.optim import FairseqOptimizer
+from fairseq.tasks import register_task
+from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.batch_split import split_batch, train_in_parts
-from fairseq_plugins.segment_language_model.evaluation import TalliedBatches
-from fairseq_plugins.segment_language_model.generation import (
-    PromptGenerator,
-    RunningTextDictionary,
-    choose_prefixes,
-    drop_empty_rows,
-    prompts,
-    score_prompts,
-)
+from fairseq_plugins.segment_language_model.evaluation import EvaluationTask
+from fairseq_plugins.segment_language_model.generation import GenerationTask, RunningTextDictionary
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (
+    SegmentLanguageModelConfig,
     SegmentLanguageModelingConfig,
     find_dictionary,
 )
@@ -36,25 +31,12 @@ from fairseq_plugins.segment_language_model.streams import (
     StreamPasts,
     TokenStreams,
 )
-from fairseq_plugins.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 
-# why options of fairseq-generate and fairseq-interactive are refused
-REFUSED = {
-    "match_source_len": "the source is the prompt, and says nothing about the length of what "
-    "follows; give --min-len and --max-len-b",
-    "constraints": "a language model has no constrained decoding",
-    "print_alignment": "a language model has no source to align its text with",
-    "replace_unk": "a language model has no source to copy words from",
-    "retain_dropout": "fairseq retains only dropout of its own modules",
-    "lm_path": "fairseq would let the other model read only what follows a prompt",
-    "print_step": "decoding is not iterative",
-}
-
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
-class SegmentLanguageModelingTask(FairseqTask):
+class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
     ``--batch-size`` is the number of parallel streams of a worker. Each batch carries the streams'
@@ -75,7 +57,7 @@ class SegmentLanguageModelingTask(FairseqTask):
 
     @classmethod
     def setup_task(
-        cls, cfg: SegmentLanguageModelingConfig, **kwargs: Any
+        cls, cfg: SegmentLanguageModelingConfig, **options: object
     ) -> "SegmentLanguageModelingTask":
         """Build the task around the dictionary of DATA."""
         path = find_dictionary(cfg)
@@ -92,7 +74,9 @@ class SegmentLanguageModelingTask(FairseqTask):
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+    def build_model(
+        self, cfg: SegmentLanguageModelConfig, from_checkpoint: bool = False
+    ) -> SegmentLanguageModel:
         """Build the model, and check the task's options against it."""
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, SegmentLanguageModel):
@@ -125,15 +109,15 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "measures the whole batch: leave one of the two out"
             )
         # evaluation may do without the recurrence that a model was trained with
-        if model.decoder.zero_memory and model.decoder.network.mem_len == 0:
+        if model.decoder.zero_past and model.decoder.network.mem_len == 0:
             raise ValueError(
-                "--zero-memory with --mem-len 0: there is no recurrence to start with zero "
-                "vectors; give a larger --mem-len, or leave --zero-memory out"
+                "--zero-past with --mem-len 0: there is no past to start with zero vectors; give a "
+                "larger --mem-len, or leave --zero-past out"
             )
         logger.info(model.summary)
         return model
 
-    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    def build_criterion(self, cfg: FairseqDataclass, *options: object) -> FairseqCriterion:
         """Build the loss, and check it against the model's softmax and spans."""
         name, span_loss = cfg._name, getattr(cfg, "span_loss", 0)
         if name == "adaptive_loss":
@@ -158,10 +142,10 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "--span-loss 5e-7",
                 name,
             )
-        return super().build_criterion(cfg, *args, **kwargs)
+        return super().build_criterion(cfg, *options)
 
     def load_dataset(
-        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+        self, split: str, epoch: int = 1, combine: bool = False, **options: object
     ) -> None:
         """Load a split."""
         paths = utils.split_paths(self.cfg.data)
@@ -172,13 +156,13 @@ class SegmentLanguageModelingTask(FairseqTask):
 
     def get_batch_iterator(
         self,
-        dataset: Any,
+        dataset: FairseqDataset,
         max_tokens: int | None = None,
         max_sentences: int | None = None,
         num_shards: int = 1,
         shard_id: int = 0,
         **options: Any,
-    ) -> Any:
+    ) -> EpochBatchIterating:
         """Return an iterator over a split as parallel streams, or over separate prompts.
 
         ``max_sentences`` is the number of streams of each worker, 1 if None. Streams ignore
@@ -218,140 +202,48 @@ class SegmentLanguageModelingTask(FairseqTask):
             streams,
             num_shards,
             shard_id,
-            save_pasts=not self.cfg.no_save_memory,
+            save_pasts=self._saves_pasts,
             epoch=epoch,
             buffer_size=options.get("data_buffer_size", 0),
             skip_remainder_batch=options.get("skip_remainder_batch", False),
         )
 
-    def eval_lm_dataloader(
-        self,
-        dataset: RunningText,
-        batch_size: int | None = None,
-        context_window: int = 0,
-        **options: Any,
-    ) -> Any:
-        """Return the batches for fairseq-eval-lm, in ``batch_size`` streams, 1 if None."""
-        workers = distributed_utils.get_global_world_size()
-        if workers > 1:
-            raise ValueError(
-                f"--distributed-world-size is {workers}: fairseq-eval-lm would print the loss of "
-                "only one worker's part of the text; give --distributed-world-size 1, the default"
-            )
-        if context_window > 0:
-            raise ValueError(
-                f"--context-window is {context_window}: the recurrence is the context here; leave "
-                "the option out, and give --model-overrides \"{'mem_len': ...}\", or "
-                "--extended-context for a model without recurrence"
-            )
-        if self.cfg.post_process:
-            raise ValueError(
-                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: it would join the "
-                "parts of a word only within a segment, and the loss would depend on "
-                "--tokens-per-sample; leave it out"
-            )
-        folder = utils.split_paths(self.cfg.data)[0]
-        characters = loss_unit(read_units(Path(folder)).unit) == BITS
-        if characters:
-            logger.info("each token is a character: Loss (base 2) is in bits per character")
-        sharding = {
-            name: options[name]
-            for name in ("num_shards", "shard_id", "data_buffer_size")
-            if name in options
-        }
-        streams = self.get_batch_iterator(dataset, max_sentences=batch_size, **sharding)
-        batches = streams.next_epoch_itr(shuffle=False)
-        return TalliedBatches(batches, self.dictionary, characters)
-
     def train_step(
         self,
         sample: dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
+        model: nn.Module,
+        criterion: FairseqCriterion,
+        optimizer: FairseqOptimizer,
         update_num: int,
         ignore_grad: bool = False,
-    ) -> Any:
+    ) -> tuple[Tensor, int, dict[str, Any]]:
         """Train on a batch, and keep its streams' pasts for :meth:`begin_valid_epoch`."""
         pasts = sample["net_input"].get("pasts")
         if pasts is not None:
-            pasts.start_update(update_num)
-            self._training_pasts = pasts
+            self._training_pasts = pasts.first
+            self._training_pasts.start_update(update_num)
         step, options = super().train_step, (criterion, optimizer, update_num, ignore_grad)
         if self.cfg.batch_split == 1:
             return step(sample, model, *options)
         parts = split_batch(sample, self.cfg.batch_split)
         return train_in_parts(parts, model, lambda part: step(part, model, *options))
 
-    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
+    def optimizer_step(
+        self, optimizer: FairseqOptimizer, model: nn.Module, update_num: int
+    ) -> None:
         """Update the parameters, and project constrained ones back."""
         super().optimizer_step(optimizer, model, update_num)
         apply_constraints(optimizer, model)
 
-    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+    def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
         """Gather the workers' pasts, because fairseq validates before it saves."""
         workers = distributed_utils.get_global_world_size()
-        if workers > 1 and self._training_pasts is not None and not self.cfg.no_save_memory:
+        if workers > 1 and self._training_pasts is not None and self._saves_pasts:
             self._training_pasts.gather(distributed_utils.get_data_parallel_group())
 
-    def build_dataset_for_inference(
-        self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
-    ) -> NestedDictionaryDataset:
-        """Return prompts, which begin with ``</s>`` instead of ending with it."""
-        unknown = sum(int(tokens.eq(self.dictionary.unk()).sum()) for tokens in src_tokens)
-        if unknown:
-            logger.warning(
-                "%d of %d symbols of the prompts are <unk>: write prompts in the symbols of "
-                "dict.txt, or give the --bpe of the data (docs/evaluation.md)",
-                unknown,
-                sum(len(tokens) - 1 for tokens in src_tokens),  # without </s>
-            )
-        return prompts(self.dictionary, src_tokens, src_lengths)
-
-    def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
-        """Return fairseq's generator; with ``--continue-past-eos`` only length ends a text."""
-        for name, reason in REFUSED.items():
-            if getattr(args, name, None):
-                raise ValueError(f"{flag(name)}: {reason}; leave it out")
-        kwargs["seq_gen_cls"] = PromptGenerator
-        kwargs["extra_gen_cls_kwargs"] = {
-            **(kwargs.get("extra_gen_cls_kwargs") or {}),
-            "segment": self.cfg.tokens_per_sample,
-            "running_text": self.cfg.continue_past_eos,
-        }
-        return super().build_generator(models, args, **kwargs)
-
-    def inference_step(
-        self,
-        generator: Any,
-        models: Any,
-        sample: dict[str, Any],
-        prefix_tokens: torch.Tensor | None = None,
-        constraints: Any = None,
-    ) -> Any:
-        """Continue prompts; with ``--score-reference`` score sentences or segments instead.
-
-        A split's segments are prompts, too, cut to ``--prefix-size`` tokens, (B, P). Rows without
-        a token, at the end of shorter streams, are taken out of ``sample``.
-        """
-        if isinstance(generator, SequenceScorer):
-            if "target" not in sample:
-                lengths = self.cfg.tokens_per_sample, self.cfg.extended_context
-                return score_prompts(
-                    generator, models, sample["net_input"], self.dictionary, *lengths
-                )
-            with torch.no_grad():
-                hypotheses = generator.generate(models, sample)
-            return [hypotheses[row] for row in drop_empty_rows(sample)]
-        if self.cfg.extended_context > 0:
-            raise ValueError(
-                f"--extended-context is {self.cfg.extended_context}: nothing precedes a prompt; "
-                "leave it out"
-            )
-        rows = drop_empty_rows(sample)
-        prefix_tokens = None if prefix_tokens is None else prefix_tokens[rows]
-        prefixes = choose_prefixes(sample, prefix_tokens, generator, self.dictionary)
-        return generator.continue_prompts(prefixes, sample["net_input"]["src_lengths"])
+    @property
+    def _saves_pasts(self) -> bool:
+        return not (self.cfg.no_save_past or self.cfg.no_save_memory)
 
     @property
     def source_dictionary(self) -> Dictionary:

@@ -8,6 +8,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from fairseq.modules import AdaptiveInput
 from fairseq.modules.adaptive_softmax import TiedHeadModule
+from fairseq.tasks import FairseqTask
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
@@ -63,11 +64,12 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
     untie_r: bool = option(
         False, "give each layer its own vectors u and v, instead of one pair for all"
     )
-    same_length_besides_itself: bool = option(
+    same_length_excludes_self: bool = option(
         False,
         "with --same-length let every token see itself and --mem-len others, as in the published "
         "TensorFlow code, instead of --mem-len tokens including itself",
     )
+    same_length_besides_itself: bool = option(False, "former name of --same-length-excludes-self")
     word_dropout: float = option(
         0.0, "dropout of whole words: of their embeddings everywhere in a batch"
     )
@@ -90,7 +92,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     """Transformer-XL language model (section 3), and the models of the ablation study (4.2)."""
 
     @classmethod
-    def build_model(cls, cfg: TransformerXLConfig, task: Any) -> "TransformerXLLanguageModel":
+    def build_model(
+        cls, cfg: TransformerXLConfig, task: FairseqTask
+    ) -> "TransformerXLLanguageModel":
         """Build the model for the task's dictionary."""
         check_task(type(task))
         dictionary, positions = task.source_dictionary, POSITIONS[cfg.positions]
@@ -102,8 +106,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         check_options(cfg, dictionary, mem_len)
         _check_positions(cfg, positions)
 
-        # with same length, mem_len counts the token itself
-        seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
+        # with same length, the published code's mem_len counts the token itself
+        excludes_self = cfg.same_length_excludes_self or cfg.same_length_besides_itself
+        seen_before = mem_len if excludes_self else mem_len - 1
         settings = TransformerXLSettings(
             **layer_settings(cfg),
             positions=str(cfg.positions),

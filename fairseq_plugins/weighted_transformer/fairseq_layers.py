@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fairseq import utils
+from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
@@ -16,6 +19,7 @@ from fairseq_plugins.weighted_transformer.layers import (
     WeightedDecoderLayer,
     WeightedEncoderLayer,
 )
+from fairseq_plugins.weighted_transformer.options import ATTENTIONS, ONE, SHAKE, BranchOptions
 
 
 class FairseqEncoderLayer(WeightedEncoderLayer):
@@ -82,10 +86,37 @@ class RetainableDropout(FairseqDropout):
         return super().train(mode or self.apply_during_inference)
 
 
-def make_dropouts_retainable(layer: nn.Module, name: str) -> None:
-    """Put fairseq's dropouts, which --retain-dropout-modules knows by ``name``, into a layer."""
+def build_layer(cfg: TransformerConfig, options: BranchOptions, part: str) -> nn.Module:
+    """Return a layer of the "encoder" or "decoder", with branches."""
+    stack = getattr(cfg, part)
+    arguments = {
+        "variant": options.branch_residual,
+        "attention_dropout": cfg.attention_dropout,
+        "activation_dropout": cfg.activation_dropout or cfg.relu_dropout or 0.0,
+        "activation": utils.get_activation_fn(cfg.activation_fn),
+        "pre_norm": stack.normalize_before,
+        "batch_first": False,
+        "parameterization": options.branch_parameterization,
+        "start": options.branch_start,
+        "total": 1 if options.branch_sum == ONE else stack.attention_heads,
+        "top_k": options.branch_top_k,
+        "shake": options.branch_training == SHAKE,
+        "outside_training": options.branch_weights,
+    }
+    kind: type[WeightedEncoderLayer] = FairseqEncoderLayer
+    if part == "decoder":
+        kind = FairseqDecoderLayer
+        arguments["branched"] = ATTENTIONS[options.branch_decoder_attention]
+        arguments["encoder_dim"] = cfg.encoder.embed_dim
+    sizes = stack.embed_dim, stack.attention_heads, stack.ffn_embed_dim
+    layer = kind(*sizes, cfg.dropout, **arguments)
+    # the names that --retain-dropout-modules takes
+    name = f"Transformer{part.title()}LayerBase"
     for module in list(layer.modules()):
         for child_name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
                 owner = "MultiheadAttention" if isinstance(module, Attention) else name
                 setattr(module, child_name, RetainableDropout(child.p, owner))
+    if cfg.checkpoint_activations:
+        return checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return layer

@@ -119,8 +119,7 @@ class WeightedEncoderLayer(nn.Module):
         variant: "sublayers" or "as-written".
         branched: the attentions with branches: ("self",), ("encoder",) or ("encoder", "self").
         encoder_dim: width of the encoder's output, in a decoder layer.
-        attention_dropout: dropout of attention weights; ``dropout`` by default.
-        activation_dropout: dropout of the feed-forward network's inner vectors.
+        attention_dropout: that of attention weights; ``dropout`` by default.
         pre_norm: ``x + sublayer(LN(x))`` in place of ``LN(x + sublayer(x))``.
         batch_first: whether inputs and outputs are (B, T, d), or (T, B, d).
         top_k, options: those of :class:`BranchWeights`.
@@ -162,7 +161,7 @@ class WeightedEncoderLayer(nn.Module):
         else:
             kappas = {name: draw("kappa", top_k=top_k) for name in branched}
             alpha = draw("alpha", top_k=top_k)
-        # a layer of the plain transformer
+        # a layer of the plain transformer, of which branches then replace parts
         rate = dropout if attention_dropout is None else attention_dropout
         key_dims = {"self": embed_dim, "encoder": encoder_dim or embed_dim}
         attentions = {name: (rate, key_dims[name], batch_first) for name in self.attends_to}
@@ -176,24 +175,19 @@ class WeightedEncoderLayer(nn.Module):
         self.activation_dropout = nn.Dropout(activation_dropout)
         self.activation = activation
         self.pre_norm = pre_norm
-        # its parts with branches
+        replaced = {name: attentions[name] for name in attentions if name in branched}
         if variant == AS_WRITTEN:
             self.fc1 = self.fc2 = self.final_layer_norm = None
-            shape = embed_dim, ffn_dim // len(branched)
-            networks = {
-                name: BranchedFeedForward(*shape, *pair, activation, activation_dropout)
-                for name, pair in pairs.items()
-            }
-            for name, arguments in attentions.items():
-                if name in networks:
-                    attention = Attention(embed_dim, num_heads, *arguments)
-                    attention.out_proj = networks[name]
-                    setattr(self, f"{name}_attn", attention)
+            shape, rest = (embed_dim, ffn_dim // len(branched)), (activation, activation_dropout)
+            networks = {name: BranchedFeedForward(*shape, *w, *rest) for name, w in pairs.items()}
+            for name, arguments in replaced.items():
+                attention = Attention(embed_dim, num_heads, *arguments)
+                attention.out_proj = networks[name]
+                setattr(self, f"{name}_attn", attention)
         else:
-            for name, arguments in attentions.items():
-                if name in kappas:
-                    attention = WeightedAttention(embed_dim, kappas[name], *arguments)
-                    setattr(self, f"{name}_attn", attention)
+            for name, arguments in replaced.items():
+                attention = WeightedAttention(embed_dim, kappas[name], *arguments)
+                setattr(self, f"{name}_attn", attention)
             self.fc2 = WeightedLinear(ffn_dim, embed_dim, alpha)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,19 +1,13 @@
-"""The Weighted Transformer: fairseq's translation transformer with weighted branches.
-
-Ahmed, Keskar, Socher: Weighted Transformer Network for Machine Translation (2017,
-arXiv:1711.02132).
-"""
+"""The Weighted Transformer (Ahmed, Keskar, Socher 2017, arXiv:1711.02132) in fairseq."""
 
 from argparse import Namespace
 from typing import Any
 
 import torch
-from fairseq import utils
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules import MultiheadAttention
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
 from fairseq_plugins.fairseq_integration.presets import register_presets
@@ -23,18 +17,11 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     parsed,
 )
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, uniform_weights
-from fairseq_plugins.weighted_transformer.fairseq_layers import (
-    FairseqDecoderLayer,
-    FairseqEncoderLayer,
-    make_dropouts_retainable,
-)
+from fairseq_plugins.weighted_transformer.fairseq_layers import build_layer
 from fairseq_plugins.weighted_transformer.layers import SUBLAYERS, VARIANTS, Attention
 from fairseq_plugins.weighted_transformer.optimizer import schedule_branches
 from fairseq_plugins.weighted_transformer.options import (
-    ATTENTIONS,
     BRANCHES,
-    ONE,
-    SHAKE,
     SUMS,
     BranchOptions,
     WeightedTransformerConfig,
@@ -83,7 +70,7 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
         for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
             # iterating over the list may drop layers (--encoder-layerdrop)
             for number in range(len(stack.layers)):
-                stack.layers[number] = _build_layer(cfg, options, part)
+                stack.layers[number] = build_layer(cfg, options, part)
         model.branch_options = options
         model.schedule_branches()
         # averaging skips integers, and --store-ema skips names with "version"
@@ -99,10 +86,11 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
 
     def schedule_branches(self) -> None:
         """Give κ and α of each layer their schedule, which adam_with_branch_weights follows."""
-        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            # iterating over the list itself may drop layers (--encoder-layerdrop)
-            layers = list(stack.layers.children())
-            schedule_branches(layers, getattr(stack.cfg, part).embed_dim, self.branch_options)
+        for stack, cfg in (
+            (self.encoder, self.encoder.cfg.encoder),
+            (self.decoder, self.decoder.cfg.decoder),
+        ):
+            schedule_branches(stack.layers, cfg.embed_dim, self.branch_options)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check the variant; add equal κ and α to a plain transformer's weights, in place."""
@@ -119,42 +107,13 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
                 if isinstance(module, BranchWeights):
                     # equal logits are equal weights, too
                     state_dict[f"{path}.{module.name}"] = uniform_weights(module.branches)
-        theirs = state_dict.setdefault("variant_version", theirs).tolist()
+        state_dict.setdefault("variant_version", theirs)
+        theirs = state_dict["variant_version"].tolist()
         if theirs != self.variant_version.tolist():
             raise ValueError(
                 f"the checkpoint computes what --branch-residual {VARIANTS[theirs[0]]} "
                 f"--branch-sum {SUMS[theirs[1]]} does: give these"
             )
-
-
-def _build_layer(cfg: TransformerConfig, options: BranchOptions, part: str) -> nn.Module:
-    """Return a layer of the "encoder" or "decoder", with branches."""
-    stack = getattr(cfg, part)
-    arguments = {
-        "variant": options.branch_residual,
-        "attention_dropout": cfg.attention_dropout,
-        "activation_dropout": cfg.activation_dropout or cfg.relu_dropout or 0.0,
-        "activation": utils.get_activation_fn(cfg.activation_fn),
-        "pre_norm": stack.normalize_before,
-        "batch_first": False,
-        "parameterization": options.branch_parameterization,
-        "start": options.branch_start,
-        "total": 1 if options.branch_sum == ONE else stack.attention_heads,
-        "top_k": options.branch_top_k,
-        "shake": options.branch_training == SHAKE,
-        "outside_training": options.branch_weights,
-    }
-    sizes = stack.embed_dim, stack.attention_heads, stack.ffn_embed_dim
-    if part == "encoder":
-        layer = FairseqEncoderLayer(*sizes, cfg.dropout, **arguments)
-    else:
-        branched = ATTENTIONS[options.branch_decoder_attention]
-        arguments |= {"branched": branched, "encoder_dim": cfg.encoder.embed_dim}
-        layer = FairseqDecoderLayer(*sizes, cfg.dropout, **arguments)
-    make_dropouts_retainable(layer, f"Transformer{part.title()}LayerBase")
-    if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return layer
 
 
 register_presets("weighted_transformer", PRESETS)

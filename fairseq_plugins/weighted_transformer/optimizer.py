@@ -8,7 +8,7 @@ attribute ``optim_overrides``, which is fairseq's for the options of a single pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +43,10 @@ class BranchSchedule:
         return learning_rate(update, self.depth, factor, warmup)
 
 
-def schedule_branches(layers: Sequence[nn.Module], embed_dim: int, options: BranchOptions) -> None:
+def schedule_branches(layers: nn.ModuleList, embed_dim: int, options: BranchOptions) -> None:
     """Let :class:`AdamWithBranchWeights` train κ and α of encoder or decoder by their options."""
-    for layer in layers:
+    # iterating over the list itself may drop layers (--encoder-layerdrop)
+    for layer in layers.children():
         overrides = {"branch_schedule": BranchSchedule(options, embed_dim / len(layers))}
         for weights in layer.modules():
             if isinstance(weights, BranchWeights):
@@ -66,9 +67,8 @@ class AdamWithBranchWeights(Adam):
             replaced = schedule.options.branch_weights
             if replaced != LEARNED:
                 raise ValueError(
-                    f"--branch-weights is {replaced} in training, which would validate with other "
-                    "weights than it learns: leave it out, and give it where the model is "
-                    "evaluated, --model-overrides \"{'branch_weights': ...}\""
+                    f"--branch-weights is {replaced} in training: leave it out, and give it where "
+                    "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
                 )
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 

@@ -83,7 +83,7 @@ def _convert_transformer_xl(
         # these two and clamp_len have no default: no tensor reveals them if they are misspelt
         "mem_len": config.take("mem_len", int),
         "same_length": config.take("same_length", bool),
-        "zero_memory": source != TRANSFORMER_XL,
+        "zero_past": source != TRANSFORMER_XL,
         "clamp_len": clamp_len if clamp_len > 0 else None,
         **dict.fromkeys(dropouts, config.take("dropout", float, 0.0)),
         "attention_dropout": config.take("dropatt", float, 0.0),
@@ -97,7 +97,7 @@ def _convert_transformer_xl(
     # bands as wide as the model have no projections
     tied_projections = [True] * (len(cutoffs) + 1)
     if source == TENSORFLOW:
-        options |= {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
+        options |= {"layer_norm_epsilon": 1e-12, "same_length_excludes_self": True}
         renaming += [_ONE_TABLE] if factor == 1 else []
         renaming += [] if cutoffs else [_ONE_BIAS]
         if cutoffs:
@@ -172,7 +172,7 @@ def _convert_adaptive_span(
         "persistent_vectors": vectors,
         "attention_span": span,
         "adaptive_span": adaptive,
-        "zero_memory": True,
+        "zero_past": True,
         "attention_dropout": dropout,
         "activation_dropout": dropout if inner else 0.0,
         "embed_dropout": embed_dropout,

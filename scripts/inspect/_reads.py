@@ -241,7 +241,9 @@ def read_text(
             if reads is not None:
                 reads.queries = length
             if loaded.has_past:
-                read, past = model.decoder.read(segment, past if with_past else None)
+                read, past = model.decoder.extract_features(
+                    segment, past=past if with_past else None
+                )
             else:
                 read, _ = model(segment, features_only=True)
             features.append(read[0, -length:])

@@ -25,7 +25,7 @@ def set_spans(model, values):
 
 def read_segments(model, past, segments):
     for segment in segments:
-        _, past = model.decoder.read(tokens(1, 64, seed=segment), past)
+        _, past = model.decoder.extract_features(tokens(1, 64, seed=segment), past=past)
     return past
 
 

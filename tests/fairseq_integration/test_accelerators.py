@@ -24,7 +24,7 @@ from fairseq_plugins.all_attention.optimizer import (
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from fairseq_plugins.segment_language_model.batch_split import split_batch
-from fairseq_plugins.segment_language_model.streams import StreamPasts
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
 from tests.every_model import CASES, build_criterion, make_batch
@@ -90,7 +90,7 @@ def build_optimizer(model):
 
 def test_split_batch_needs_no_number(monkeypatch):
     sample = make_batch(tiny.tiny_transformer_xl(), "meta") | PADDED
-    sample["net_input"] |= {"pasts": StreamPasts(), "start": 0}
+    sample["net_input"] |= {"pasts": EnsemblePasts(), "start": 0}
     with numbers_read(monkeypatch) as asked:
         parts = split_batch(sample, 2)
     assert [part["ntokens"] for part in parts] == [8, 7]
@@ -106,7 +106,7 @@ def test_an_update_makes_the_host_wait_only_where_it_must(case, monkeypatch):
     criterion = build_criterion(criterion).train()
     optimizer = build_optimizer(model)
     sample = make_batch(model, "meta")
-    pasts = StreamPasts() if hasattr(model.decoder, "network") else None
+    pasts = EnsemblePasts() if hasattr(model.decoder, "network") else None
     with numbers_read(monkeypatch) as asked:
         for update in range(2):
             asked.clear()

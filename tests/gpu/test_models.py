@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
-from fairseq_plugins.segment_language_model.streams import StreamPasts
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, build_criterion, make_batch
@@ -98,7 +98,7 @@ def learn(device, precision, kind, during=None):
         OmegaConf.create(options), parameters, None if precision == "fp32" else precision
     )
     sample = make_batch(model, device)
-    pasts = StreamPasts() if hasattr(model.decoder, "network") else None
+    pasts = EnsemblePasts() if hasattr(model.decoder, "network") else None
     losses = []
     with during or nullcontext():
         for update in range(UPDATES):

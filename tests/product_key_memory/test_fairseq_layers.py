@@ -144,7 +144,7 @@ def test_incremental_decoding_equals_a_full_pass(kind, position):
     if kind == "translation":
         source, lengths, _ = model_inputs(model, batch)
         options["encoder_out"] = model.encoder(source, src_lengths=lengths)
-    reader = SegmentReader(model, segment=9) if hasattr(model.decoder, "read") else None
+    reader = SegmentReader(model, segment=9) if hasattr(model.decoder, "network") else None
     for end in range(1, 10):
         if reader is None:
             step, _ = model.decoder(batch[:, :end], incremental_state=state, **options)

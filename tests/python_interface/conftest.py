@@ -14,7 +14,7 @@ def saved(tmp_path_factory):
     kinds = {
         "recurrent": {"mem_len": 5},
         "same_length": {"mem_len": 5, "same_length": True},
-        "zeros": {"mem_len": 5, "zero_memory": True},
+        "zeros": {"mem_len": 5, "zero_past": True},
         "forgetful": {"mem_len": 0},
         "absolute": {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4},
     }

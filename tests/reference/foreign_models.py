@@ -160,18 +160,22 @@ def adaptive_span_layer(w, options, name, x):
     layer = projections(count, x.size(1), q=q, k=k, v=v, out=out)
     layer.variant, layer.window = "all", SimpleNamespace(nearest=1)
     layer.span = layer.persistent = None
+    farthest = span
     if options["adapt_span_enabled"]:
         # the original adds 1e-8 to the sum of masked weights
         values = w[f"{attn}.adaptive_span._mask.current_val"].flatten()
         layer.span = SimpleNamespace(value=values, max_span=span, epsilon=1e-8)
         layer.span.ramp = options["adapt_span_ramp"]
+        # it leaves out the farthest keys, 64 at a time, that no head sees
+        unseen = span - math.ceil(float(values.max()) * span) - layer.span.ramp
+        farthest = span - max(0, unseen) // 64 * 64
     if options["pers_mem_size"]:
         keys = w[f"{attn}.persistent_memory.key"].transpose(1, 2)
         layer.persistent = SimpleNamespace(keys=keys, values=w[f"{attn}.persistent_memory.val"])
     context = torch.cat([x.new_zeros(span, x.size(1)), x])
     # the farthest distance comes first
     positions = w["key_pe"][0].T
-    attended = multi_head(layer, x, context, lambda distance: positions[-distance], span)
+    attended = multi_head(layer, x, context, lambda distance: positions[-distance], farthest)
     x = layer_norm(w, f"{name}.norm1", x + attended)
     if f"{name}.ff.fc1.weight" not in w:
         return x

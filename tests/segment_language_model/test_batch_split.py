@@ -5,7 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import StreamIterator, StreamPasts, TokenStreams
+from fairseq_plugins.segment_language_model.streams import (
+    EnsemblePasts,
+    StreamIterator,
+    StreamPasts,
+    TokenStreams,
+)
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
@@ -40,7 +45,7 @@ CASES = {
     "recurrence": (tiny_transformer_xl, {}),
     "streams": (tiny_transformer_xl, {"sentence_avg": True}),
     "half": (tiny_transformer_xl, {"half_loss": True}),
-    "zeros": (lambda: tiny_transformer_xl(zero_memory=True), {}),
+    "zeros": (lambda: tiny_transformer_xl(zero_past=True), {}),
     "recomputed": (lambda: tiny_transformer_xl(checkpoint_activations=True), {}),
     "adaptive softmax": (lambda: tiny_model(**ADAPTIVE), {}),
     "spans": (with_spans, {"span_loss": 0.01}),
@@ -95,6 +100,6 @@ def test_a_checkpoint_after_a_failed_part_has_equally_long_pasts():
     model = tiny_transformer_xl()
     for start, sizes in ((0, [2, 1]), (4, [2])):
         for part, size in zip(pasts.split([2, 1]), sizes, strict=False):
-            model(torch.full((size, 4), 5), pasts=part, start=start)
+            model(torch.full((size, 4), 5), pasts=EnsemblePasts(part), start=start)
     # a run resumed from it needs equally long pasts of all streams
     assert pasts.state_dict()["layers"][0].shape == (3, 4, 16)

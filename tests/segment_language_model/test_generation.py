@@ -140,7 +140,7 @@ def test_prompts_are_scored_as_a_text_is_evaluated(options, context):
 def log_probabilities(model, tokens):
     """Return the log-probabilities (V,) of each next symbol of a text, read in one pass."""
     source = torch.tensor([[EOS, *tokens[:-1]]])
-    features, _ = model.decoder.read(source, None)
+    features, _ = model.decoder.extract_features(source)
     output = model.decoder.output_layer(features), None
     return model.get_normalized_probs(output, log_probs=True)[0].double()
 

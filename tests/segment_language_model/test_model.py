@@ -1,4 +1,4 @@
-"""Whole segment models: zero memory, precision, tied embeddings, changed weights, kernels."""
+"""Whole segment models: zero past, precision, tied embeddings, changed weights, kernels."""
 
 import copy
 import math
@@ -6,16 +6,16 @@ import math
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import StreamPasts
+from fairseq_plugins.segment_language_model.streams import EnsemblePasts, StreamPasts
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
 MODES = [torch.no_grad, torch.enable_grad]
 
 
-# --zero-memory: streams start with a recurrence of zero vectors, which tokens attend to
+# --zero-past: streams start with a past of zero vectors, which tokens attend to
 SPANS = {"adaptive_span": True, "span_ramp": 2}
-ZERO_MEMORY = [
+ZERO_PAST = [
     (tiny_model, {}),
     (tiny_model, {"mem_len": 4}),
     (tiny_model, {**SPANS, "span_init": 0.3, "span_epsilon": 0.1}),
@@ -33,12 +33,12 @@ def after_zeros(model, stream, length, mode):
     hidden = torch.zeros(len(stream), network.mem_len, 16, dtype=torch.float64)
     state = {"layers": [hidden] * len(network.layers), "end": 0}
     pasts = StreamPasts.from_state_dict(state, shard_id=0, num_shards=1)
-    return scores_by_segment(model, stream, length, mode, pasts)
+    return scores_by_segment(model, stream, length, mode, EnsemblePasts(pasts))
 
 
-@pytest.mark.parametrize(("build", "options"), ZERO_MEMORY)
-def test_zero_memory_equals_a_recurrence_of_zero_vectors(build, options):
-    with_zeros, without = (build(**options, zero_memory=zero).double() for zero in (True, False))
+@pytest.mark.parametrize(("build", "options"), ZERO_PAST)
+def test_zero_past_equals_a_past_of_zero_vectors(build, options):
+    with_zeros, without = (build(**options, zero_past=zero).double() for zero in (True, False))
     for layer in (*with_zeros.decoder.network.layers, *without.decoder.network.layers):
         # with a bias in the norm, zero vectors have nonzero keys and values
         layer.self_attn_layer_norm.bias.data = torch.linspace(-1, 1, 16, dtype=torch.float64)

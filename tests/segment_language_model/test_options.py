@@ -10,12 +10,13 @@ from omegaconf import OmegaConf
 from fairseq_plugins.segment_language_model.attention import plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.positions import Distances, SinusoidalRelativePositions
+from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
 from tests import tiny
-from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_transformer_xl
+from tests.tiny import ADAPTIVE, dictionary, segment_loss, text, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 ALONE = {"adaptive_softmax_cutoff": "8,14"}
@@ -96,7 +97,7 @@ BANDS = {"adaptive_softmax_cutoff": "8,14", "criterion": {"_name": "cross_entrop
             {"task": IN_PARTS, "memory_layers": "2", "memory_query_batch_norm": True},
             "--batch-split is 2 with --memory-query-batch-norm",
         ),
-        (build, {"task": TASK, "zero_memory": True, "mem_len": 0}, "--zero-memory with --mem-len"),
+        (build, {"task": TASK, "zero_past": True, "mem_len": 0}, "--zero-past with --mem-len"),
         # as in evaluation, where the task's options are not those of the training
         (
             build,
@@ -125,10 +126,24 @@ def test_a_task_names_the_folder_of_the_data(tmp_path):
         setup(data=str(tmp_path))
 
 
+def test_options_have_their_effect_under_their_former_names():
+    assert build(make_task(), zero_memory=True, mem_len=8).decoder.zero_past
+    former, now, without = (
+        build(make_task(), **{"same_length": True, "mem_len": 4, name: True})
+        for name in ("same_length_besides_itself", "same_length_excludes_self", "same_length")
+    )
+    windows = [model.decoder.network.layers[0].self_attn.window for model in (former, now, without)]
+    assert windows[0] == windows[1] != windows[2]
+    former = SegmentLanguageModelingConfig(no_save_memory=True)
+    task = SegmentLanguageModelingTask(former, dictionary())
+    task.datasets["train"] = RunningText(text(40))
+    assert not task.get_batch_iterator(task.datasets["train"]).save_pasts
+
+
 def test_evaluation_may_leave_out_the_recurrence_of_the_training():
-    zeros, task = {"zero_memory": True, "mem_len": 0}, make_task()
+    zeros, task = {"zero_past": True, "mem_len": 0}, make_task()
     assert build(task, from_checkpoint=True, **zeros).decoder.network.mem_len == 0
-    assert build(task, **{**zeros, "mem_len": 8}).decoder.zero_memory
+    assert build(task, **{**zeros, "mem_len": 8}).decoder.zero_past
 
 
 def test_batch_norm_matters_only_to_a_training_in_parts_with_a_memory():

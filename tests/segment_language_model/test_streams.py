@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import StreamIterator, StreamPasts, TokenStreams
+from fairseq_plugins.segment_language_model.streams import (
+    EnsemblePasts,
+    StreamIterator,
+    StreamPasts,
+    TokenStreams,
+)
 from tests.tiny import dictionary, text, tiny_model, tokens
 
 PAD, EOS = 1, 2
@@ -62,12 +67,12 @@ def read_segment(model, stream, pasts, start, end):
 
 def test_pasts_are_changed_by_no_other_pass():
     model, other = (tiny_model(seed).double() for seed in (1, 2))
-    stream, pasts = tokens(2, 12), StreamPasts()
+    stream, pasts = tokens(2, 12), EnsemblePasts()
     read_segment(model, stream, pasts, 0, 6)
     # a batch without a past, a validation, another model of an ensemble
     model(tokens(2, 6, seed=9))
     with torch.no_grad():
-        read_segment(model.eval(), tokens(5, 12, seed=9), StreamPasts(), 0, 6)
+        read_segment(model.eval(), tokens(5, 12, seed=9), EnsemblePasts(), 0, 6)
     model.train()
     read_segment(other, stream, pasts, 0, 6)
     for each in (model, other):
@@ -76,18 +81,18 @@ def test_pasts_are_changed_by_no_other_pass():
 
 
 def test_all_segments_of_an_update_that_runs_again_have_the_same_pasts(caplog):
-    model, stream, pasts = tiny_model().double(), tokens(2, 24), StreamPasts()
+    model, stream, pasts = tiny_model().double(), tokens(2, 24), EnsemblePasts()
     segments = [(start, start + 6) for start in (6, 12)]
-    pasts.start_update(0)
+    pasts.first.start_update(0)
     # a single segment may run again by itself
     for _ in range(2):
         read_segment(model, stream, pasts, 0, 6)
-    pasts.start_update(1)
+    pasts.first.start_update(1)
     first = [read_segment(model, stream, pasts, *segment) for segment in segments]
-    pasts.start_update(1)
+    pasts.first.start_update(1)
     again = [read_segment(model, stream, pasts, *segment) for segment in segments]
     assert all(map(torch.equal, first, again))
-    pasts.start_update(2)
+    pasts.first.start_update(2)
     whole = model(stream)[0]
     torch.testing.assert_close(read_segment(model, stream, pasts, 18, 24), whole[:, 18:])
     assert not caplog.records
@@ -106,7 +111,7 @@ def test_all_segments_of_an_update_that_runs_again_have_the_same_pasts(caplog):
     ],
 )
 def test_segments_out_of_order_cause_a_warning(caplog, segments, message):
-    model, pasts = tiny_model(), StreamPasts()
+    model, pasts = tiny_model(), EnsemblePasts()
     for start, end in segments:
         read_segment(model, tokens(2, 24), pasts, start, end)
     assert len(caplog.records) == 1
@@ -116,13 +121,13 @@ def test_segments_out_of_order_cause_a_warning(caplog, segments, message):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_pasts_survive_a_checkpoint_and_more_workers(tmp_path, dtype):
     model, stream = tiny_model().to(dtype), tokens(4, 12)
-    pasts = StreamPasts()
+    pasts = EnsemblePasts()
     read_segment(model, stream, pasts, 0, 6)
-    torch.save(pasts.state_dict(), tmp_path / "state.pt")
+    torch.save(pasts.first.state_dict(), tmp_path / "state.pt")
     expected = read_segment(model, stream, pasts, 6, 12)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     for worker in (0, 1):
-        restored = StreamPasts.from_state_dict(state, worker, 2)
+        restored = EnsemblePasts(StreamPasts.from_state_dict(state, worker, 2))
         rows = slice(2 * worker, 2 * worker + 2)
         # with another number of rows, matrix products may be summed in another order
         actual = read_segment(model, stream[rows], restored, 6, 12)

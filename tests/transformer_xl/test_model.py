@@ -22,7 +22,7 @@ NETWORKS = [
     {"positions": "shaw", "clamp_len": 4},
     *({"positions": positions, "mem_len": 0} for positions in POSITIONS),
     {"mem_len": 4, "same_length": True},
-    {"mem_len": 4, "same_length": True, "same_length_besides_itself": True},
+    {"mem_len": 4, "same_length": True, "same_length_excludes_self": True},
 ]
 
 
@@ -32,7 +32,7 @@ def test_scores_equal_the_reference_in_any_segments(options):
     stream, farthest = tokens(2, 20), 20
     if "same_length" in options:
         # the published code counts the token itself, too
-        farthest = 4 if "same_length_besides_itself" in options else 3
+        farthest = 4 if "same_length_excludes_self" in options else 3
     rest = (lambda distance: distance <= farthest), options.get("clamp_len")
     expected = torch.stack([reference.network(model.decoder, row, *rest) for row in stream])
     assert_reads_as(model, stream, expected, () if options.get("mem_len") == 0 else (1, 7))

@@ -32,7 +32,7 @@ def make_network(freeze_after=None, parameterization="simplex", factor=FACTOR):
     options = {"branch_lr": factor * WIDTH**0.5, "branch_warmup_updates": 5}
     options |= {"branch_parameterization": parameterization}
     options |= {"freeze_branch_weights_after": freeze_after}
-    schedule_branches([network], WIDTH, BranchOptions(**options))
+    schedule_branches(nn.ModuleList([network]), WIDTH, BranchOptions(**options))
     return network
 
 

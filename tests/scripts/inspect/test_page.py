@@ -151,7 +151,7 @@ def test_a_click_shows_the_tokens_that_were_read(show, folder):
     past = None
     with record(loaded.model, see):
         for start in (0, 8, 16):
-            _, past = loaded.model.decoder.read(source[:, start : start + 8], past)
+            _, past = loaded.model.decoder.extract_features(source[:, start : start + 8], past=past)
     page = show("recurrent")
     tokens(page)[20].click()
     label = all_of(page, "[role=radio][aria-checked=true]")[0].get_attribute("aria-label")
