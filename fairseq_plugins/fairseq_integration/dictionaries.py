@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-# Losses on a text with more <unk> than this share say little: <unk> is easy to predict.
+# Losses on a text with more <unk> than this share say little.
 _MOST_UNKNOWN = 0.01
 # tokens that are compared at once
 _TOKENS_AT_ONCE = 2**24
@@ -65,14 +65,29 @@ def digest(dictionary: Dictionary) -> Tensor:
     return torch.tensor(struct.unpack("<8I", hashed.digest()))
 
 
-def log_unknown(unknown: int, tokens: int, text: str) -> None:
-    """Log how many tokens of a text are ``<unk>``; warn above 1 %."""
+def log_unknown(unknown: int, tokens: int, text: str, in_training: float = 1.0) -> None:
+    """Log how many tokens of a text are ``<unk>``; warn if :func:`are_many`.
+
+    ``in_training`` is their share in the training part.
+    """
     share = f"{text}: {100 * unknown / max(tokens, 1):.1f} % of {tokens:,} tokens are <unk>"
-    if unknown > _MOST_UNKNOWN * tokens:
+    if not are_many(unknown, tokens):
+        logger.info(share)
+    elif in_training < unknown / tokens / 10:
+        logger.warning(
+            "%s, and %.2f %% in training: the model cannot predict what it did not see, so this "
+            "loss is mostly theirs; prepare the data with a threshold or in subwords",
+            share,
+            100 * in_training,
+        )
+    else:
         easy = "<unk> is easy to predict, so do not compare this loss with others on this text"
         logger.warning("%s: %s", share, easy)
-    else:
-        logger.info(share)
+
+
+def are_many(unknown: int, tokens: int) -> bool:
+    """Return whether more tokens are ``<unk>`` than a loss can ignore: 1 %."""
+    return unknown > _MOST_UNKNOWN * tokens
 
 
 def count_symbol(tokens: np.ndarray, symbol: int) -> int:

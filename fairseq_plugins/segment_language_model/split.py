@@ -17,7 +17,7 @@ from fairseq.data.indexed_dataset import (
     index_file_path,
 )
 
-from fairseq_plugins.fairseq_integration.dictionaries import count_symbol, log_unknown
+from fairseq_plugins.fairseq_integration.dictionaries import are_many, count_symbol, log_unknown
 
 # tokens to compare at once: comparing a billion would take gigabytes
 SCANNED = 2**24
@@ -36,6 +36,14 @@ def load_tokens(
         if (part := _load_part(path, dictionary, dataset_impl)) is None:
             break
         parts.append(part)
+        unknown, in_training = count_symbol(part, dictionary.unk()), 1.0
+        if are_many(unknown, len(part)):
+            trained_on = _load_part(
+                os.path.join(os.path.dirname(path), "train"), dictionary, dataset_impl
+            )
+            if trained_on is not None:
+                in_training = count_symbol(trained_on, dictionary.unk()) / max(1, len(trained_on))
+        log_unknown(unknown, len(part), path, in_training)
         if not combine:
             break
     if not parts:
@@ -87,7 +95,6 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
         if dataset.supports_prefetch:
             dataset.prefetch(range(len(dataset)))
         tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
-    log_unknown(count_symbol(tokens, dictionary.unk()), len(tokens), path)
     return tokens
 
 

@@ -34,6 +34,9 @@ from fairseq_plugins.segment_language_model.streams import (
 
 logger = logging.getLogger(__name__)
 
+# the past, in segments of training, beyond which a model is hardly of use
+FAR_BEYOND = 16
+
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
 class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
@@ -94,6 +97,7 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
                 "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
             )
         if from_checkpoint:
+            self._warn_of_other_lengths(cfg.tokens_per_sample, mem_len)
             return model  # which logs its summary before it is used
         # an earlier training in this process, as in Hydra's sweeps, left its best loss there
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
@@ -116,6 +120,22 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
             )
         logger.info(model.summary)
         return model
+
+    def _warn_of_other_lengths(self, trained: int, mem_len: int) -> None:
+        """Warn if a model reads other segments than in training, or a far longer past."""
+        segment = self.cfg.tokens_per_sample
+        if trained and segment != trained:
+            logger.warning(
+                "--tokens-per-sample is %d (default: 512), and the model was trained with %d: "
+                "losses differ; give --tokens-per-sample %d for the same segments",
+                *(segment, trained, trained),
+            )
+        if trained and mem_len > FAR_BEYOND * trained:
+            logger.warning(
+                "mem_len is %d, far beyond the model's training in segments of %d: losses often "
+                "get worse there; compare with a shorter one",
+                *(mem_len, trained),
+            )
 
     def build_criterion(self, cfg: FairseqDataclass, *options: object) -> FairseqCriterion:
         """Build the loss, and check it against the model's softmax and spans."""

@@ -109,3 +109,13 @@ def test_training_refuses_impossible_options(data, tmp_path, options, names):
 )
 def test_evaluation_refuses_impossible_options(data, checkpoint, options, names):
     assert_named(evaluate(data, checkpoint, *options.split(), fails=True), names)
+
+
+def test_evaluation_warns_of_lengths_that_training_did_not_have(data, transformer_xl):
+    printed = evaluate(data, transformer_xl, "--tokens-per-sample", 7)
+    (trained,) = re.findall(r"--tokens-per-sample is 7 .* was trained with (\d+)", printed)
+    far = ("--model-overrides", {"mem_len": 16 * int(trained) + 1})
+    assert "far beyond" in evaluate(data, transformer_xl, "--tokens-per-sample", trained, *far)
+    printed = evaluate(data, transformer_xl, "--tokens-per-sample", trained)
+    assert "was trained with" not in printed
+    assert "far beyond" not in printed

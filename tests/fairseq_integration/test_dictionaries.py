@@ -103,3 +103,22 @@ def test_more_than_one_percent_unknown_is_a_warning(tmp_path, caplog, unknown, l
     records = [each for each in caplog.records if share in each.getMessage()]
     assert [each.levelno for each in records] == [level] * 2
     assert "/train1:" in records[1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [(0, "50.0 % of 4 tokens are <unk>, and 0.00 % in training"), (1, "<unk> is easy to predict")],
+)
+def test_the_warning_about_unknown_symbols_depends_on_training(tmp_path, caplog, seen, expected):
+    letters = dictionary("a")
+    a, unknown = letters.index("a"), letters.unk()
+    for name, text in {
+        "train": [a] * (4 - seen) + [unknown] * seen,
+        "test": [a, a, unknown, unknown],
+    }.items():
+        builder = indexed_dataset.make_builder(f"{tmp_path / name}.bin", "mmap", vocab_size=5)
+        builder.add_item(torch.tensor(text))
+        builder.finalize(f"{tmp_path / name}.idx")
+    load_tokens(str(tmp_path / "test"), letters, "mmap")
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelno == logging.WARNING)
+    assert expected in warning
