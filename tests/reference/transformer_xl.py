@@ -70,10 +70,19 @@ def feed_forward(layer, x):
     return inner @ layer.fc2.weight.T + layer.fc2.bias
 
 
-def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=None):
+def run_segment(
+    network,
+    x,
+    past=None,
+    seen=lambda distance: True,
+    clamp_len=None,
+    pre_norm=False,
+    last_norm=None,
+):
     """Return y (T, d) and each layer's inputs, for a segment x (T, d) of one stream.
 
-    ``past`` has each layer's inputs (M, d) of the tokens before it.
+    ``past`` has each layer's inputs (M, d) of the tokens before it. With ``pre_norm`` norms precede
+    the sublayers, and ``last_norm`` follows the last one.
     """
     absolute, inputs = network.absolute_positions, []
     for index, layer in enumerate(network.layers):
@@ -85,19 +94,20 @@ def run_segment(network, x, past=None, seen=lambda distance: True, clamp_len=Non
         inputs.append(context)
         rest = seen, encoder(layer.self_attn, clamp_len), network.layers[0].self_attn.biases
         first, second = layer.self_attn_layer_norm, layer.final_layer_norm
-        if layer.normalize_before:
+        if pre_norm:
             y = layer_norm(first, context)
             x = x + attention(layer.self_attn, y[len(y) - len(x) :], y, *rest)
             x = x + feed_forward(layer.feed_forward, layer_norm(second, x))
         else:
             x = layer_norm(first, x + attention(layer.self_attn, x, context, *rest))
             x = layer_norm(second, x + feed_forward(layer.feed_forward, x))
-    return (x if network.layer_norm is None else layer_norm(network.layer_norm, x)), inputs
+    return (x if last_norm is None else layer_norm(last_norm, x)), inputs
 
 
-def network(decoder, tokens, seen, clamp_len=None):
+def network(decoder, tokens, seen, clamp_len=None, pre_norm=False, last_norm=None):
     """Return scores (T, V) of a whole stream at once: tokens (T,), without context before them."""
     embeddings = torch.stack([decoder.embed_tokens.weight[t] for t in tokens])
-    y, _ = run_segment(decoder.network, decoder.embed_scale * embeddings, None, seen, clamp_len)
+    x, norms = decoder.embed_scale * embeddings, (pre_norm, last_norm)
+    y, _ = run_segment(decoder.network, x, None, seen, clamp_len, *norms)
     scores, bias = y @ decoder.output_projection.weight.T, decoder.output_projection.bias
     return scores if bias is None else scores + bias

@@ -49,6 +49,10 @@ def test_position_encodings_are_dropped_with_the_embeddings():
         # locked dropout drops the same elements of all distances
         assert 0.2 < dropped.float().mean() < 0.8
         assert torch.equal(dropped[1:-2], dropped[:-3]) == locked
+    # drawn anew also for distances that share the clamp's encoding
+    positions = tiny_transformer_xl(embed_dropout=0.5, clamp_len=4).decoder.network.positions
+    beyond = positions(30, torch.empty(0))[:20]
+    assert not torch.equal(beyond, beyond[:1].expand_as(beyond))
     # absolute encodings are added before the embeddings' dropout
     absolute, seen = tiny_transformer_xl(embed_dropout=0.5, positions="sinusoidal-absolute"), []
     absolute.decoder.network.layers[0].register_forward_pre_hook(

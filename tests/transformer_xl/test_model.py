@@ -33,7 +33,11 @@ def test_scores_equal_the_reference_in_any_segments(options):
     if "same_length" in options:
         # the published code counts the token itself, too
         farthest = 4 if "same_length_excludes_self" in options else 3
-    rest = (lambda distance: distance <= farthest), options.get("clamp_len")
+    pre_norm = options.get("decoder_normalize_before", False)
+    last_norm = model.decoder.network.layer_norm
+    if not pre_norm or "no_decoder_final_norm" in options:
+        assert last_norm is None
+    rest = (lambda distance: distance <= farthest), options.get("clamp_len"), pre_norm, last_norm
     expected = torch.stack([reference.network(model.decoder, row, *rest) for row in stream])
     assert_reads_as(model, stream, expected, () if options.get("mem_len") == 0 else (1, 7))
     assert_generates_as(model, stream, expected)
@@ -85,7 +89,10 @@ def test_each_position_encoding_has_its_parameters_alone():
     assert parameters(untie_r=True) == plain + 3 * (16 * 16 + 2 * 16)
     # recurrence 8, segment 8: distances 0 to 15 of each head, and 8 places
     assert parameters(positions="shaw") == plain + 3 * 16 * 16
-    assert parameters(positions="learned-absolute") == plain + 3 * 8 * 16
+    assert parameters(positions="shaw", clamp_len=4) == plain + 3 * 5 * 16
+    for context in (0, 4):
+        learned = parameters(positions="learned-absolute", extended_context=context)
+        assert learned == plain + 3 * (8 + context) * 16
 
 
 def test_the_past_is_as_long_as_the_segment_by_default():

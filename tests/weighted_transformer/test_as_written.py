@@ -1,8 +1,9 @@
-"""The branches of the variant as-written in half precision."""
+"""The branches of the variant as-written: half precision, activation."""
 
 import pytest
 import torch
 
+from fairseq_plugins.modules import WeightedDecoderLayer, WeightedEncoderLayer
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 
@@ -26,3 +27,12 @@ def test_half_precision_follows_inputs_or_autocast(dtype, autocast, tokens):
     out.float().sum().backward()
     assert {p.grad.dtype for p in (layer.fc1.weight, layer.fc2.weight)} == {dtype}
     assert {w.dtype for w in (layer.fc1.weights.alpha, layer.fc2.weights.alpha)} == {torch.float}
+
+
+def test_branches_have_their_layers_activation():
+    """A decoder layer's, too, whose parts are built for each attention."""
+    for kind in (WeightedEncoderLayer, WeightedDecoderLayer):
+        layer = kind(8, 2, 12, variant="as-written", activation=torch.square)
+        (network,) = (m for m in layer.modules() if isinstance(m, BranchedFeedForward))
+        heads = torch.randn(5, 8)
+        torch.testing.assert_close(network(heads), network.fc2(network.fc1(heads) ** 2))

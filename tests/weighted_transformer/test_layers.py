@@ -85,10 +85,12 @@ def test_layers_in_fairseqs_model_and_gradients_equal_the_equations(
 @pytest.mark.parametrize("parameterization", ["simplex", "softmax"])
 def test_layers_with_equal_weights_are_fairseqs(attention, pre_norm, parameterization):
     """A plain transformer's checkpoint loads, and computes the same: outputs and gradients."""
-    norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
-    plain = perturb(tiny_plain_transformer(seed=4, **norms).double())
+    common = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": not pre_norm}
+    common |= {"activation_fn": "gelu"}
+    plain = perturb(tiny_plain_transformer(seed=4, **common).double())
     options = {"branch_decoder_attention": attention, "branch_parameterization": parameterization}
-    model = build("sublayers", pre_norm=pre_norm, **options)
+    options |= {"branch_sum": "branches"}
+    model = perturb(tiny_weighted_transformer(**common, **options).double())
     model.load_state_dict(plain.state_dict(), strict=True)
     outs = [m(**sentences())[0] for m in (plain, model)]
     # fairseq's attention to the encoder computes its softmax in single precision
@@ -188,7 +190,7 @@ def test_dropouts_act_before_the_residual_in_training(variant, attention):
     assert not torch.allclose(expected, encoder_out)
     assert not torch.allclose(decoder(x, encoder_out, padding)[0], x)
     # within attention and feed-forward networks
-    for rate in ("attention_dropout", "activation_dropout"):
+    for rate in ("attention_dropout", "activation_dropout", "relu_dropout"):
         encoder = tiny_weighted_transformer(**options, **{rate: 0.5}).encoder.layers[0]
         assert not torch.allclose(encoder(encoder_out, padding), expected)
         torch.testing.assert_close(encoder.eval()(encoder_out, padding), expected)
@@ -235,14 +237,17 @@ def test_dropouts_that_generation_retains_act_in_evaluation(variant):
 
 @EACH_VARIANT
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
-def test_activation_checkpointing_changes_no_gradient(variant, option):
+def test_activation_checkpointing_computes_twice_and_changes_no_gradient(variant, option):
     options = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
     outs = []
     for more in ({}, {option: True}):
-        model = tiny_weighted_transformer(branch_residual=variant, **options, **more)
+        model, calls = tiny_weighted_transformer(branch_residual=variant, **options, **more), []
+        for stack in (model.encoder, model.decoder):
+            stack.layers[0].self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         torch.manual_seed(3)
         out = model(**sentences())[0]
         out.square().sum().backward()
+        assert len(calls) == (4 if more else 2)
         outs.append([out, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*outs)
 

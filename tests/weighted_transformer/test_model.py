@@ -42,7 +42,7 @@ def test_branches_as_written_are_gated_by_alpha_alone():
 
 @pytest.mark.parametrize("attention", ["encoder", "self"])
 def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
-    options = {"branch_parameterization": "softmax", "branch_top_k": 2}
+    options = {"branch_parameterization": "softmax", "branch_top_k": 2, "branch_sum": "branches"}
     options |= {"branch_lr": 0.5, "branch_warmup_updates": 7, "freeze_branch_weights_after": 9}
     encoder = {"encoder_embed_dim": 24, "encoder_ffn_embed_dim": 36, "encoder_attention_heads": 3}
     decoder = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 3}
@@ -61,6 +61,7 @@ def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
         assert len(weights_in(stack)) == 2 * len(stack.layers)
         for weights in weights_in(stack):
             assert (weights.branches, weights.softmax, weights.top_k) == (branches, True, 2)
+            assert weights.total == branches
     model(**sentences())[0].sum().backward()
 
 
@@ -89,7 +90,20 @@ def test_training_refuses_other_weights_in_evaluation_than_it_learns():
 
 
 def test_weights_that_are_not_learned_need_no_optimizer_of_their_own():
-    tiny_weighted_transformer(branch_training="shake", optimizer="adam")
+    for weights in weights_in(tiny_weighted_transformer(branch_training="shake", optimizer="adam")):
+        assert not any(parameter.requires_grad for parameter in weights.parameters())
+        assert not torch.equal(weights(), weights())
+
+
+def test_weights_start_and_are_replaced_in_evaluation_as_asked():
+    spread = {}
+    for start in ("near-uniform", "random"):
+        model = tiny_weighted_transformer(branch_start=start)
+        spread[start] = [float((w().max() / w().min()).detach()) for w in weights_in(model)]
+    assert spread["near-uniform"] == pytest.approx([2] * 8)
+    assert max(spread["random"]) > 3
+    for weights in weights_in(tiny_weighted_transformer(branch_weights="uniform").eval()):
+        assert weights().tolist() == [0.25] * 4
 
 
 def load(saved, **options):
