@@ -1,5 +1,6 @@
 """Recipes as data, and the commands that they stand for."""
 
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import cache
 from itertools import pairwise
@@ -58,8 +59,12 @@ def find_recipes(words: list[str]) -> list[tuple[str, str]]:
         patterns = content["groups"].get(name, [name])
         members = [recipe for p in patterns for recipe in public if fnmatch(recipe, p)]
         if not members:
+            names = [f"{paper}/{each}" for each in (*public, *content["groups"])]
+            near = get_close_matches(word, names, cutoff=0.7)
+            meant = f" (did you mean {' or '.join(near)}?)" if near else ""
             raise ValueError(
-                f"there is no recipe {word}: `python -m scripts.recipe` lists the names, PAPER/NAME"
+                f"there is no recipe {word}{meant}: `python -m scripts.recipe` lists the names, "
+                "PAPER/NAME"
             )
         chosen += [(paper, member) for member in members if (paper, member) not in chosen]
     return chosen

@@ -83,6 +83,11 @@ class ProductKeyMemory(nn.Module):
                 f"`slots` and `value_dim` are {slots} and {value_dim}, and the shared `values` "
                 f"have {tuple(values.weight.shape)}: give both memories the same numbers"
             )
+        if isinstance(query, QueryNetwork) and (query.heads, query.query_dim) != (heads, query_dim):
+            raise ValueError(
+                f"`heads` and `query_dim` are {heads} and {query_dim}, and the `query` network has "
+                f"{query.heads} and {query.query_dim}: give both the same numbers"
+            )
         self.heads = heads
         self.knn = knn
         # initial values are drawn in this order

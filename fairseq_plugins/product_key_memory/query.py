@@ -137,6 +137,7 @@ class QueryNetwork(nn.Module):
         self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
         self.dropout = nn.Dropout(dropout)
         self.heads = heads
+        self.query_dim = query_dim
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""

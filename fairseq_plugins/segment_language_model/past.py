@@ -229,6 +229,10 @@ class Past:
     positions: tuple[LayerPositions, ...] | None = None
     farthest: int = -1
 
+    def __repr__(self) -> str:
+        """Describe the past without its numbers."""
+        return f"Past({self.num_tokens} tokens read, {self.length} kept, {len(self.layers)} layers)"
+
     @property
     def length(self) -> int:
         """Return S, the most tokens that a layer keeps."""

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.query import QueryNetwork
 from fairseq_plugins.product_key_memory.search import KERNELS
 from fairseq_plugins.product_key_memory.values import Values
 from tests.gradients import assert_same
@@ -287,6 +288,7 @@ def test_a_projection_that_was_replaced_or_has_a_hook_is_called():
         ({"slots": 26}, "`slots` is 26: .* 25 or 36"),
         ({"query_dim": 7}, "`query_dim` is 7: .* even"),
         ({"values": Values(25, 3)}, r"are 25 and 6, .* have \(25, 3\): .* same"),
+        ({"query": QueryNetwork(D, 2, 6)}, "are 2 and 4, .* has 2 and 6: .* same"),
     ],
 )
 def test_a_memory_refuses_impossible_arguments(options, words):
