@@ -45,6 +45,9 @@ class Attention(nn.Module):
         batch_first: bool = True,
     ) -> None:
         super().__init__()
+        for name, size in {"embed_dim": embed_dim, "num_heads": num_heads}.items():
+            if size < 1:
+                raise ValueError(f"`{name}` is {size}: it must be at least 1")
         if embed_dim % num_heads:
             raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
         self.num_heads = num_heads
