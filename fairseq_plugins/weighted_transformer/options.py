@@ -106,8 +106,8 @@ def check_options(options: BranchOptions, args: Namespace) -> None:
     optimizer = getattr(args, "branch_optimizer", getattr(args, "optimizer", None))
     if options.branch_training != SHAKE and optimizer not in (None, OPTIMIZER):
         raise ValueError(
-            f"--optimizer is {optimizer}: it would let kappa and alpha leave the simplex, at the "
-            f"learning rate of all weights: give --optimizer {OPTIMIZER}"
+            f"--optimizer is {optimizer}: it would train kappa and alpha like all other weights, "
+            f"without their learning rate and their simplex: give --optimizer {OPTIMIZER}"
         )
     for name in _NOT_SUPPORTED:
         value = getattr(args, name, None)
