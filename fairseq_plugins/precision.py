@@ -1,9 +1,11 @@
-"""Modules that stay in single precision when a model is cast to half precision."""
+"""Modules that keep single precision in half-precision models; products without autocast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 
@@ -21,3 +23,9 @@ class Float32Module(nn.Module):
             return tensor.to(moved.device) if rounded else moved
 
         return super()._apply(apply_unless_half, recurse)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Return a context in which products on the device of ``x`` keep their precision."""
+    # meta tensors have no autocast
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

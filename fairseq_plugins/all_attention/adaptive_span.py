@@ -89,7 +89,8 @@ class AdaptiveSpan(Float32Module):
 
     def log_mask(self, group: HeadGroup) -> Tensor:
         """Return log m for the distances ``group.width`` to ``group.unmasked + 1``, (H_g, W)."""
-        value = group.select(self.value)
+        # negative spans, which training must clamp, see as little as 0
+        value = group.select(self.value).clamp(min=0)
         # x is 0 for the nearest key, at distance 1
         x = torch.arange(group.width - 1, group.unmasked - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)

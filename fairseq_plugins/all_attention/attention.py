@@ -26,7 +26,6 @@ from fairseq_plugins.all_attention.adaptive_span import (
 )
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.segment_language_model.attention import (
-    check_heads,
     check_past,
     choose_kernel,
     extend_keys_and_values,
@@ -37,6 +36,7 @@ from fairseq_plugins.segment_language_model.attention import (
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, LayerPast
+from fairseq_plugins.sizes import check_heads
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
 # is a separate sublayer.

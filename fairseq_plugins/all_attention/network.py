@@ -19,7 +19,6 @@ from fairseq_plugins.all_attention.attention import (
     AllAttention,
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.segment_language_model.attention import check_sizes
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
     Encoding,
@@ -28,6 +27,7 @@ from fairseq_plugins.segment_language_model.network import (
     SegmentNetwork,
 )
 from fairseq_plugins.segment_language_model.positions import LearnedRelativePositions
+from fairseq_plugins.sizes import check_sizes
 
 FEED_FORWARD = "ff-attn"
 VARIANTS = (*IN_ATTENTION, FEED_FORWARD)

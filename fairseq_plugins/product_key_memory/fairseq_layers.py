@@ -91,11 +91,11 @@ def put_memories(
         if memory is None:
             continue
         # iterating over the list may drop layers (--decoder-layerdrop)
-        layer = stack.layers[index]
-        if isinstance(layer, TransformerEncoderLayerBase):
+        layer: MemoryEncoderLayer | MemoryDecoderLayer
+        if isinstance(stack, TransformerEncoderBase):
             layer = MemoryEncoderLayer(cfg)
         else:
-            layer = MemoryDecoderLayer(cfg, layer.encoder_attn is None)
+            layer = MemoryDecoderLayer(cfg, stack.layers[index].encoder_attn is None)
         layer.put(memory, interleave)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
 import torch
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from fairseq_plugins.precision import without_autocast
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
@@ -120,12 +120,6 @@ def refuse_higher_derivatives() -> None:
             "create_graph=True with `kernel` 'fast', whose gradient is written by hand and has no "
             "derivatives of its own: build the memory with kernel='plain'"
         )
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Return a context in which products on the device of ``x`` keep their precision."""
-    # meta tensors have no autocast
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def to_single_precision(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_plugins.precision import without_autocast
 from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
     UNLIMITED,
@@ -30,6 +31,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
 )
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
+from fairseq_plugins.sizes import check_heads
 
 
 def plain_attention(
@@ -74,7 +76,7 @@ def plain_attention(
     places = query, keys, rel_keys, window, position_query, num_persistent
     # the first tokens of a stream may see nothing
     unseeing = window.nearest - (keys.size(2) - query.size(2)) if persistent is None else 0
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         bias = _score_bias(*places, distance_bias)
         keys, values = keys.to(query.dtype), values.to(query.dtype)
         if persistent is not None:
@@ -322,20 +324,6 @@ def extend_keys_and_values(
         values = torch.cat([earlier_values, values], dim=2)
     keys, values = keys.contiguous(), values.contiguous()
     return keys, values, KeyValues.wrap(keys, values) if inference else None
-
-
-def check_sizes(least: int, **sizes: int) -> None:
-    """Refuse arguments that are below ``least``."""
-    for name, size in sizes.items():
-        if size < least:
-            raise ValueError(f"`{name}` is {size}: it must be at least {least}")
-
-
-def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Refuse a number of heads that does not divide the width."""
-    check_sizes(1, embed_dim=embed_dim, num_heads=num_heads)
-    if embed_dim % num_heads:
-        raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
 
 
 def check_past(x: Tensor, past: Any) -> None:

@@ -106,7 +106,7 @@ class Block(NamedTuple):
         """Return the columns of scores (H, B, C, K + 1) that have a bias, and the biases (H, W)."""
         first = self.offset + self.queries - 1 - farthest
         unseen = min(max(0, -first), distance_bias.size(1))
-        width = distance_bias.size(1) - unseen
+        width = min(distance_bias.size(1) - unseen, by_distance.size(3) - max(0, first))
         return by_distance.narrow(3, max(0, first), width), distance_bias.narrow(1, unseen, width)
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.precision import without_autocast
 from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
     Block,
@@ -57,7 +58,7 @@ def window_attention(
     grad = torch.is_grad_enabled()
     inputs = query, position_query, keys, values, rows
     merged = persistent is not None or epsilon > 0
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         attended, lse = _WindowAttention.apply(
             *inputs, distance_bias, window, dropout, merged, grad
         )
@@ -143,17 +144,17 @@ class _WindowAttention(torch.autograd.Function):
             # (H, B, C or K, d_h) -> (H·B, C or K, d_h)
             c, k, v = block.select_rows((query,), (keys, values))
             if fused:
-                mask = None if bias is None else bias[None]
-                y, block_lse = _FUSED(c[None], k[None], v[None], attn_mask=mask, scale=1.0)
+                bias = None if bias is None else bias[None]
+                y, block_lse = _FUSED(c[None], k[None], v[None], attn_mask=bias, scale=1.0)
                 y, block_lse = y[0], block_lse[0]
             else:
                 s = work.product("scores", c, k.mT, bias)
                 w = torch.softmax(s, dim=-1)
                 block_lse = _log_sum_exp(s, w) if return_lse else None
-                kept = torch.rand_like(w, dtype=torch.float32) >= dropout if dropout > 0 else None
-                y = work.product("values", _drop(w, kept, dropout), v)
+                mask = torch.rand_like(w, dtype=torch.float32) >= dropout if dropout > 0 else None
+                y = work.product("values", _drop(w, mask, dropout), v)
                 if differentiable:
-                    stored += [w, kept]
+                    stored += [w, mask]
             block.select_queries(out).copy_(y.unflatten(0, (heads, streams)))
             if lse is not None:
                 block.select_queries(lse).flatten(0, 1).copy_(block_lse)
@@ -177,12 +178,12 @@ class _WindowAttention(torch.autograd.Function):
         if grad_lse is not None:
             delta -= grad_lse.unsqueeze(-1).to(delta.dtype)
         blocks = split_into_blocks(query, keys, ctx.window)
-        for block, w, kept in zip(blocks, stored[::2], stored[1::2], strict=True):
+        for block, w, mask in zip(blocks, stored[::2], stored[1::2], strict=True):
             c, g, block_delta, k, v = block.select_rows((query, grad_out, delta), (keys, values))
-            work.add_product(block.select_keys(grad_values), _drop(w, kept, ctx.dropout).mT, g)
+            work.add_product(block.select_keys(grad_values), _drop(w, mask, ctx.dropout).mT, g)
             ds = work.product("scores", g, v.mT)
-            if kept is not None:
-                ds.mul_(kept).div_(1 - ctx.dropout)
+            if mask is not None:
+                ds.mul_(mask).div_(1 - ctx.dropout)
             ds.sub_(block_delta).mul_(w)
             work.add_product(block.select_keys(grad_keys), ds.mT, c)
             grad_part = block.select_queries(grad_query).flatten(0, 1)
@@ -295,8 +296,8 @@ class _Workspace:
                 bias[..., first:end].clamp_max_(self._limits[corner])
 
 
-def _drop(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
-    return weights if kept is None else weights * kept / (1 - dropout)
+def _drop(weights: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    return weights if mask is None else weights * mask / (1 - dropout)
 
 
 def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class SegmentLayer(nn.Module):
         if self.normalize_before:
             inputs = self.self_attn_layer_norm(x)
             if isinstance(past, HiddenStates):
-                input_past = HiddenStates((self.self_attn_layer_norm(past.hidden),))
+                input_past = past.map_tensors(self.self_attn_layer_norm)
         attended, next_past = self.self_attn(inputs, projected, input_past)
         if next_past is None:
             # the layer's input, so that projections and normalisation learn from the past too
@@ -301,7 +301,11 @@ class SegmentNetwork(nn.Module):
 
 def _fit(x: Tensor, past: LayerPast) -> LayerPast:
     """Move a layer's past to the device and the dtype of ``x``."""
-    if torch.is_autocast_enabled(x.device.type) and not isinstance(past, HiddenStates):
+    if (
+        not x.is_meta
+        and torch.is_autocast_enabled(x.device.type)
+        and not isinstance(past, HiddenStates)
+    ):
         # keys and values stay in the precision of their projections
         return past.map_tensors(lambda tensor: tensor.to(x.device))
     return past.map_tensors(lambda tensor: tensor.to(x.device, x.dtype))

@@ -15,8 +15,6 @@ from torch import nn
 from fairseq_plugins.segment_language_model.attention import (
     PositionBiases,
     RelativeAttention,
-    check_heads,
-    check_sizes,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.network import (
@@ -32,6 +30,7 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalAbsolutePositions,
     SinusoidalRelativePositions,
 )
+from fairseq_plugins.sizes import check_heads, check_sizes
 from fairseq_plugins.transformer_xl.dropout import LockedDropout
 
 # the published PyTorch code's standard deviation of initial weights

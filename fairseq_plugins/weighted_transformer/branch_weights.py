@@ -16,7 +16,8 @@ from fairseq_plugins.precision import Float32Module
 PARAMETERIZATIONS = SIMPLEX, SOFTMAX = ("simplex", "softmax")
 # the weights outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
-STARTS = RANDOM, NEAR_UNIFORM = ("random", "near-uniform")
+NEAR_UNIFORM = "near-uniform"
+STARTS = (RANDOM, NEAR_UNIFORM)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_plugins.sizes import check_heads, check_sizes
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, WeightedLinear
 
@@ -45,8 +46,7 @@ class Attention(nn.Module):
         batch_first: bool = True,
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
+        check_heads(embed_dim, num_heads)
         self.num_heads = num_heads
         self.time_dim = 1 if batch_first else 0
         key_dim = embed_dim if key_dim is None else key_dim
@@ -146,6 +146,8 @@ class WeightedEncoderLayer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        check_heads(embed_dim, num_heads)
+        check_sizes(1, ffn_dim=ffn_dim)
         if variant not in VARIANTS:
             raise ValueError(f"`variant` is {variant!r}: there are {', '.join(VARIANTS)}")
         draw = functools.partial(BranchWeights, num_heads, **options)

@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 from scripts._shared.commands import short
 
+# Symbols of fairseq that no text may contain. The word <unk> may occur: fairseq reads it as <unk>.
+SPECIAL = ("<s>", "</s>", "<pad>")
 # Lines sent to a worker process at once; large enough that the transfer costs little.
 CHUNK = 1000
 # Chunks read ahead for each process; more would only fill the memory.

@@ -1,7 +1,8 @@
-"""Split raw text into pieces of sentencepiece, which keep every character and blank.
+"""Split raw text into pieces of sentencepiece, which keep every character and blank but U+2581.
 
-Whitespace other than the space, which fairseq would take for a separator, and characters that the
-training part lacks become bytes such as ``<0xE2>``, so that no text has an unknown symbol.
+U+2581 becomes a space. Whitespace other than the space, which fairseq would take for a separator,
+and characters that the training part lacks become bytes such as ``<0xE2>``, so that no text has an
+unknown symbol.
 """
 
 import io
@@ -12,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts._shared.files import write_text
-from scripts.prepare._lines import LineMapper, read_lines, write_lines
+from scripts.prepare._lines import SPECIAL, LineMapper, read_lines, write_lines
 from scripts.prepare._stages import SPLITS
-from scripts.prepare._subwords import SPECIAL
 
 MODEL = "sentencepiece.model"
 # Pieces are learned from about this many characters at most, of lines at regular intervals.
@@ -80,9 +80,11 @@ def make_pieces(texts: Path, number: int, workers: int, target: Path) -> None:
     size = sum(len(line) for line in read_lines(training))
     step = max(1, -(-size // LEARNING_CHARACTERS))
     lines = (line for place, line in enumerate(read_lines(training)) if place % step == 0)
+    # sentencepiece leaves out longer lines, 4,192 bytes by default
+    options = {"byte_fallback": True, "max_sentence_length": 2**30}
     shown = (_OTHER_BLANKS.sub(" ", line) for line in lines)
     model = target / MODEL
-    model.write_bytes(learn_pieces(shown, number, "pieces", byte_fallback=True))
+    model.write_bytes(learn_pieces(shown, number, "pieces", **options))
     for split in SPLITS:
         write_lines(
             read_lines(texts / f"{split}.txt"), target / f"{split}.txt", workers, piece_units, model

@@ -19,10 +19,15 @@ from tempfile import NamedTemporaryFile
 
 from fairseq_plugins.python_interface.lines import Moses
 from scripts._shared.commands import short
-from scripts.prepare._lines import LineMapper, add_workers_option, progress, read_lines, write_lines
+from scripts.prepare._lines import (
+    SPECIAL,
+    LineMapper,
+    add_workers_option,
+    progress,
+    read_lines,
+    write_lines,
+)
 
-# Symbols of fairseq that no text may contain. The word <unk> may occur: fairseq reads it as <unk>.
-SPECIAL = ("<s>", "</s>", "<pad>")
 VERSION = "#version: 0.2"
 # Most words whose units are remembered; a large text would fill the memory with rare words.
 REMEMBERED = 2**20

@@ -147,7 +147,11 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError if an option is invalid or does not fit the unit."""
-    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size, pieces=options.pieces)
+    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
+    if options.pieces is not None and options.unit != "sentencepiece":
+        raise ValueError(f"--pieces {options.pieces} is for --unit sentencepiece: leave it out")
+    options.pieces = 8000 if options.pieces is None else options.pieces
+    check_at_least(1, pieces=options.pieces)
     check_at_least(0, threshold=options.threshold)
     if options.moses and options.unit in RAW:
         raise ValueError(f"--moses {options.moses} makes words: leave it out for {options.unit}")
@@ -294,8 +298,8 @@ def main(arguments: list[str] | None = None) -> int:
     text = "make each punctuation mark a word (without --moses)"
     add("--split-punctuation", action="store_true", help=text)
     add_subword_options(parser)
-    text = "pieces of --unit sentencepiece (default: %(default)s)"
-    add("--pieces", type=int, default=8000, metavar="N", help=text)
+    text = "pieces of --unit sentencepiece (default: 8000)"
+    add("--pieces", type=int, metavar="N", help=text)
     text = "codes of byte pair encoding of a trained model, to use instead of new ones"
     add("--bpe-codes", type=readable_path, metavar="FILE", help=text)
     dictionary = parser.add_mutually_exclusive_group()

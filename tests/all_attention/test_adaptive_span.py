@@ -6,6 +6,8 @@ import torch
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention import attention as attention_file
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, HeadGroup
+from fairseq_plugins.all_attention.network import AllAttentionNetwork, AllAttentionSettings
+from fairseq_plugins.segment_language_model.attention import KERNELS
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
@@ -79,6 +81,21 @@ def test_a_closed_span_has_a_finite_gradient_beside_an_open_one():
     # the mask of the first head reaches 0 exactly at a distance that the second one sees
     (gradient,) = torch.autograd.grad(span.log_mask(HeadGroup(None, 54, 0)).exp().sum(), span.value)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_spans_that_nobody_clamped_do_not_see_the_future(kernel):
+    options = AllAttentionSettings(span_ramp=8)
+    network = AllAttentionNetwork(1, 16, 2, 0, 256, kernel=kernel, settings=options).double()
+    torch.nn.init.constant_(network.layers[0].self_attn.span.value, -0.05)
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, -1] += 1
+    y, others = network(x)[0], network(changed)[0]
+    torch.testing.assert_close(others[:, :-1], y[:, :-1])
+    assert (
+        torch.autograd.grad(y.sum(), network.layers[0].self_attn.q_proj.weight)[0].isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

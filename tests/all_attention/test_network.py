@@ -57,9 +57,11 @@ def test_a_span_that_grows_in_an_update_sees_its_new_context(length, growth):
     torch.testing.assert_close(y, block(text)[0][:, before:])
 
 
+@pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize(("tokens", "warns"), [(8, False), (30, True)])
-def test_a_span_that_grows_beyond_the_past_warns(tokens, warns):
+def test_a_span_that_grows_beyond_the_past_warns(tokens, warns, normalize_before):
     block = AllAttentionBlock(16, 4, 5, 100).double()
+    block.normalize_before = normalize_before
     block.self_attn.span.ramp, past = 2, None
     for segment in draw(2, 40).split(8, dim=1):
         _, past = block(segment, past)

@@ -31,14 +31,13 @@ def test_stages_keep_to_their_limits_and_do_not_stop_the_next(tmp_path, monkeypa
     report = (tmp_path / "report.md").read_text()
     for cell in ("['time is up']", "[3, 0]", " 7.5 |"):
         assert cell in report
-    assert json.loads((tmp_path / "training.json").read_text()) == {"fast": [[12.0, 30, 7.5]]}
+    assert json.loads((tmp_path / "training.json").read_text()) == {"sdpa": [[12.0, 30, 7.5]]}
 
 
 def test_our_models_run_with_each_kernel(monkeypatch):
     meta = torch.device("meta")
     # torch has no autocast for the meta device
-    monkeypatch.setattr(torch, "autocast", lambda *kind, **options: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *kind: False)
+    monkeypatch.setattr(Setting, "precision", lambda *_: contextlib.nullcontext())
     papers = ["transformer_xl", "kernels"]
     for case in Selection(papers, False, meta, 1, [], first=True).cases().values():
         for name, model in case.models.items():

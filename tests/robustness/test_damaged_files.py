@@ -16,7 +16,6 @@ DAMAGES = {
     "text": lambda path: path.write_bytes(b"not what it should be\n"),
     "missing": os.remove,
     "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
 }
 
 

@@ -59,6 +59,7 @@ SIZES = [
     (20, 25, (0, 40), 5),
     (1, 1, (1, 4), -1),
     (4, 4, (6, 9), 2),
+    (3, 3, (2, 3), 4),  # more distances with a bias than keys that are seen
     (4, 12, (6, 9), 2),  # sees only distances beyond the clamp
 ]
 CASES = [

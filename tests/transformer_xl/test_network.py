@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from fairseq_plugins.transformer_xl.network import TransformerXL, TransformerXLSettings
+from fairseq_plugins.transformer_xl.network import (
+    TransformerXL,
+    TransformerXLBlock,
+    TransformerXLSettings,
+)
 from tests.reference import transformer_xl as reference
 from tests.segment_language_model.equations import assert_equals_the_equations
 from tests.segment_language_model.networks import build, draw
@@ -57,3 +61,13 @@ def test_weights_begin_as_in_the_published_code():
 def test_impossible_positions_are_refused(options, named):
     with pytest.raises(ValueError, match=f"^{named}"):
         TransformerXL(2, 16, 2, 24, 8, settings=TransformerXLSettings(**options))
+
+
+@pytest.mark.parametrize("part", ["sublayers", "inner"])
+def test_dropout_acts_on_sublayers_and_inner_activations(part):
+    block = TransformerXLBlock(16, 2, 24, 8, dropout=0.5).double()
+    (layer,) = block.layers
+    other = layer.feed_forward.dropout if part == "sublayers" else layer.dropout
+    other.p = 0.0
+    assert not torch.allclose(block(draw())[0], block(draw())[0])
+    assert torch.equal(block.eval()(draw())[0], block(draw())[0])

@@ -133,6 +133,14 @@ def test_unknown_words_that_training_never_sees_are_named(prepare, tmp_path):
     assert "warning" not in prepare(*options, "--output", tmp_path / "seen")[1]
 
 
+def test_pieces_are_learned_from_long_lines_too(prepare, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join([*["alpha beta"] * 20, *["gamma delta " * 900] * 20]) + "\n")
+    options = ("--input", path, "--unit", "sentencepiece", "--pieces", 300, "--held-out", 1)
+    assert prepare(*options)[0] == 0
+    assert "\u2581gamma" in (tmp_path / "out" / "bin" / "dict.txt").read_text(encoding="utf-8")
+
+
 def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
     words = ("--input", source, "--unit", "subwords")
     assert prepare(*words, "--bpe-size", 20)[0] == 0
