@@ -86,7 +86,7 @@ class WeightedTransformerConfig(BranchOptions, TransformerOptions):
     """Options of ``weighted_transformer``: those of fairseq's ``transformer``, and of branches."""
 
     # evaluation has no optimizer
-    optimizer: Optional[str] = II("oc.select:optimizer._name,null")
+    branch_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
 
 
 # options of fairseq's transformer that the layers here do not have
@@ -103,7 +103,7 @@ def check_options(options: BranchOptions, args: Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{flag(name)} is {value}: it must be at least {least}, and finite")
-    optimizer = getattr(args, "optimizer", None)
+    optimizer = getattr(args, "branch_optimizer", getattr(args, "optimizer", None))
     if options.branch_training != SHAKE and optimizer not in (None, OPTIMIZER):
         raise ValueError(
             f"--optimizer is {optimizer}: it would let kappa and alpha leave the simplex, at the "
