@@ -13,13 +13,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from fairseq_plugins.precision import without_autocast
 from fairseq_plugins.product_key_memory.options import warn_without_memories
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.evaluation import check_and_tally
@@ -99,7 +99,7 @@ class SegmentDecoder(FairseqDecoder):
         """
         tokens, past = prev_output_tokens, Past() if past is None else past
         # under autocast fairseq's adaptive input gives bands of different types, and fails
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens):
             x = self.embed_scale * self.embed_tokens(tokens)
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)

@@ -100,15 +100,14 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             if isinstance(module, Attention):
                 # of old plain transformers
                 MultiheadAttention.upgrade_state_dict_named(module, state_dict, path)
-        theirs = self.variant_version
+        variant: Tensor = self.variant_version
         if not any(".kappa" in key for key in state_dict):
-            theirs = torch.tensor([VARIANTS.index(SUBLAYERS), SUMS.index(BRANCHES)])
+            variant = torch.tensor([VARIANTS.index(SUBLAYERS), SUMS.index(BRANCHES)])
             for path, module in modules.items():
                 if isinstance(module, BranchWeights):
                     # equal logits are equal weights, too
                     state_dict[f"{path}.{module.name}"] = uniform_weights(module.branches)
-        state_dict.setdefault("variant_version", theirs)
-        theirs = state_dict["variant_version"].tolist()
+        theirs = state_dict.setdefault("variant_version", variant).tolist()
         if theirs != self.variant_version.tolist():
             raise ValueError(
                 f"the checkpoint computes what --branch-residual {VARIANTS[theirs[0]]} "

@@ -9,6 +9,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
+from fairseq_plugins.segment_language_model.split import load_tokens
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from tests import tiny
 
@@ -92,3 +93,9 @@ def token_losses(model, inputs, targets):
     target = torch.from_numpy(np.asarray(targets, dtype=np.int64))[None]
     probs = model.get_normalized_probs(output, log_probs=True, sample={"target": target})
     return -probs.gather(-1, target.unsqueeze(-1)).view(-1).numpy()
+
+
+def read_split(model, split="test"):
+    """Return the tokens (N,) of a split in the folder that a model was loaded with."""
+    task = model.task
+    return load_tokens(f"{(task.cfg or task.args).data}/{split}", model.text.dictionary)

@@ -17,7 +17,7 @@ from scripts.evaluate._effective_context import (
     relative_gain,
 )
 from scripts.evaluate._scoring import load_model
-from tests.scripts.evaluate.saved_models import token_losses
+from tests.scripts.evaluate.saved_models import read_split, token_losses
 
 
 def gain_in_loops(short, long, ratio):
@@ -119,7 +119,7 @@ def test_context_losses_equal_a_pass_over_each_window(
     folder, models, saved, name, context, stride, first, step
 ):
     loaded, arguments = load_as_recl(saved if name == "blocks" else folder, name, stride)
-    losses, text = context_losses(loaded, context, arguments), loaded._tokens("test")
+    losses, text = context_losses(loaded, context, arguments), read_split(loaded)
     for begin in range(first, len(text) - stride + 1, step):
         end = begin + stride
         inputs, targets = text[begin - context : end - 1], text[begin - context + 1 : end]

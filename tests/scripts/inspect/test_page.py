@@ -10,6 +10,7 @@ import torch
 from fairseq_plugins import load
 from scripts.inspect import __main__ as inspect
 from scripts.inspect._layers import record
+from tests.scripts.evaluate.saved_models import read_split
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models, write_page
 
 pytest.importorskip("selenium", reason="selenium is not installed")
@@ -123,7 +124,7 @@ def test_pointing_at_a_token_shows_its_loss(show, folder, name):
 
 def test_the_switch_shows_losses_without_the_past(show, folder):
     loaded = load(folder / "recurrent.pt", folder / "text")
-    symbols = torch.tensor(loaded._tokens("test")[:TOKENS].astype("int64"))
+    symbols = torch.tensor(read_split(loaded)[:TOKENS].astype("int64"))
     with torch.no_grad():
         scores = loaded.model(symbols[None, 7:15])[0].log_softmax(-1)[0]
     page = show("recurrent")
@@ -147,7 +148,7 @@ def test_a_click_shows_the_tokens_that_were_read(show, folder):
         # of token 20, which is the fifth of its segment
         weights[name] = reads.keys[:, 0, 4].flip(-1)
 
-    source = torch.tensor([2, *loaded._tokens("test")[:24].astype("int64")])[None]
+    source = torch.tensor([2, *read_split(loaded)[:24].astype("int64")])[None]
     past = None
     with record(loaded.model, see):
         for start in (0, 8, 16):

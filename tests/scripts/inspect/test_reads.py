@@ -10,6 +10,7 @@ import torch
 from fairseq_plugins import load
 from scripts.inspect._layers import Reads
 from scripts.inspect._reads import TextReads, WeightTable, read_pair, read_text
+from tests.scripts.evaluate.saved_models import read_split
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models
 
 
@@ -24,7 +25,7 @@ def unpack(packed):
 
 
 def shown_tokens(loaded):
-    return torch.from_numpy(loaded._tokens("test")[:TOKENS].astype(np.int64))
+    return torch.from_numpy(read_split(loaded)[:TOKENS].astype(np.int64))
 
 
 @pytest.mark.parametrize("name", [name for name, data in MODELS.items() if data == "text"])
