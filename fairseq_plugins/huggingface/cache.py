@@ -38,7 +38,10 @@ class SegmentCache:
         if attention_mask is None or bool(attention_mask.all()):
             return
         mask = attention_mask.bool()
-        if mask.shape != input_ids.shape or ((mask[:, 1:] > mask[:, :-1]).sum(1) + mask[:, 0] != 1).any():
+        if (
+            mask.shape != input_ids.shape
+            or ((mask[:, 1:] > mask[:, :-1]).sum(1) + mask[:, 0] != 1).any()
+        ):
             raise ValueError(
                 f"attention_mask has the shape {tuple(mask.shape)} for input_ids of "
                 f"{tuple(input_ids.shape)}, or gaps: padding can only be on the left or right of a "

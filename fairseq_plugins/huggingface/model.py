@@ -10,7 +10,7 @@ Shapes: B rows, T tokens of a row, V symbols, d model width.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     # a cache cannot go back, which assisted generation would ask for
     _is_stateful = True
-    _keep_in_fp32_modules_strict = ("span",)  # as Float32Module does
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["span"]  # as Float32Module does
 
     def __init__(
         self,
@@ -162,6 +162,11 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
             first_place = 0 if past is None else past.num_tokens
             x = self.network.absolute_positions.add_to_embeddings(x, first_place)
         return self.embed_dropout(x)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """Return False: the first call makes the cache."""
+        return False
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the map of tokens to embeddings."""

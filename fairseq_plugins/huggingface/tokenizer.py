@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
 
@@ -23,12 +23,12 @@ class DictionaryTokenizer(PreTrainedTokenizer):
     dictionary lacks as ``<unk>``.
     """
 
-    vocab_files_names = {
+    vocab_files_names: ClassVar[dict[str, str]] = {
         "vocab_file": "dict.txt",
         "units_file": "units.json",
         "subwords_file": SUBWORDS,
     }
-    model_input_names = ["input_ids", "attention_mask"]
+    model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
     padding_side = "left"
 
     def __init__(
@@ -42,7 +42,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         self.symbols = read_symbols(Path(vocab_file))
         self.ids = {symbol: number for number, symbol in enumerate(self.symbols)}
         units = read_units(Path(units_file).parent) if units_file else Units()
-        self.lines = build_lines(units._replace(model=subwords_file), BLANK in self.ids)
+        self.lines = build_lines(units, subwords_file, BLANK in self.ids)
         special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": EOS, "unk_token": "<unk>"}
         # symbols such as </s> in a text are text
         settings = {"split_special_tokens": True, "special_tokens_pattern": "bos"}
@@ -111,40 +111,11 @@ def read_symbols(path: Path) -> list[str]:
     return symbols
 
 
-class _Subwords:
-    """Units of words by codes of subword-nmt."""
-
-    def __init__(self, codes: str) -> None:
-        from subword_nmt.apply_bpe import BPE
-
-        with open(codes, encoding="utf-8") as file:
-            self.encode = BPE(file).process_line
-
-    def decode(self, line: str) -> str:
-        """Return the words of units."""
-        return f"{line} ".replace("@@ ", "").rstrip()
-
-
-class _Pieces:
-    """Pieces of raw text by a model of sentencepiece."""
-
-    def __init__(self, model: str) -> None:
-        from sentencepiece import SentencePieceProcessor
-
-        self.sp = SentencePieceProcessor(model_file=model)
-
-    def encode(self, line: str) -> str:
-        """Return the pieces of a line."""
-        return " ".join(self.sp.encode(line, out_type=str))
-
-
-_BPES = {"subword_nmt": _Subwords, "sentencepiece": _Pieces}
-
-
-def build_lines(units: Units, has_blank: bool = True) -> Any:
+def build_lines(units: Units, subwords: str | None, has_blank: bool) -> Any:
     """Return an object that converts a line to symbols and back, as ``fairseq_plugins.load`` does.
 
-    ``has_blank`` says that ▁ stands for the space in a dictionary of characters, and not _.
+    ``subwords`` is the file of codes or pieces; ``has_blank`` says that ▁ stands for the space in a
+    dictionary of characters, and not _.
     """
     if units.unit == "bytes":
         return Bytes()
@@ -154,11 +125,38 @@ def build_lines(units: Units, has_blank: bool = True) -> Any:
     if units.tokenizer:
         tokenizer = Moses(units.language or "en", hyphens=not units.moses_no_dash_splits)
     if units.bpe:
-        if units.bpe not in _BPES or units.model is None:
+        if units.bpe not in _BPES or subwords is None:
             raise ValueError(
-                f"the data has units of {units.bpe} with the model {units.model}: only those of "
+                f"the data has units of {units.bpe} with the model {subwords}: only those of "
                 f"{' and '.join(_BPES)} can be converted, with their model"
             )
-        bpe = _BPES[units.bpe](str(units.model))
-    reads_blanks = units.bpe == "sentencepiece"
-    return Words(tokenizer, bpe, units.split_punctuation, reads_blanks)
+        bpe = _BPES[units.bpe](subwords)
+    return Words(tokenizer, bpe, units.split_punctuation, units.bpe == "sentencepiece")
+
+
+class _Codes:
+    """Units of words by codes of subword-nmt."""
+
+    def __init__(self, file: str) -> None:
+        from subword_nmt.apply_bpe import BPE
+
+        with open(file, encoding="utf-8") as codes:
+            self.encode = BPE(codes).process_line
+
+    def decode(self, line: str) -> str:
+        return f"{line} ".replace("@@ ", "").rstrip()
+
+
+class _Pieces:
+    """Pieces of raw text by a model of sentencepiece."""
+
+    def __init__(self, file: str) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.sp = SentencePieceProcessor(model_file=file)
+
+    def encode(self, line: str) -> str:
+        return " ".join(self.sp.encode(line, out_type=str))
+
+
+_BPES = {"subword_nmt": _Codes, "sentencepiece": _Pieces}

@@ -125,9 +125,7 @@ class AdaptiveSoftmax(nn.Module):
             projection: nn.Module = nn.Linear(width, inner, bias=False)
             if config.tie_adaptive_proj:
                 by_embedding = bands[number][1]
-                projection = (
-                    nn.Identity() if factor == 1 else Tied(by_embedding, reverse=True)
-                )
+                projection = nn.Identity() if factor == 1 else Tied(by_embedding, reverse=True)
             scores = Tied(bands[number][0]) if tied else nn.Linear(inner, size, bias=False)
             dropout = nn.Dropout(config.adaptive_softmax_dropout)
             bias = [Bias(size)] if config.output_bias else []

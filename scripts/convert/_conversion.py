@@ -57,7 +57,7 @@ def build(
 
 
 def save_imported(model: nn.Module, cfg: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint of a model, with fairseq's configuration of it, that no update preceded."""
+    """Write a checkpoint of a model and fairseq's configuration of it, for a new training."""
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
     state = {
         "args": None,

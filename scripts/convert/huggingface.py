@@ -2,10 +2,10 @@ r"""Convert a language model to Hugging Face's format, or back to a checkpoint o
 
     python -m scripts.convert.huggingface CHECKPOINT OUTPUT --data DATA
 
-CHECKPOINT is a checkpoint of transformer_xl or all_attention_lm, or the folder of a training. OUTPUT
-gets the model (config.json, model.safetensors) and its tokenizer, by the dict.txt and units.json of
-DATA (default: the folder of the checkpoint, or the data of the training). After `import
-fairseq_plugins.huggingface`, from_pretrained of AutoModelForCausalLM and AutoTokenizer loads both.
+CHECKPOINT is a checkpoint of transformer_xl or all_attention_lm, or the folder of a training.
+OUTPUT gets the model (config.json, model.safetensors) and its tokenizer, by the dict.txt and
+units.json of DATA (default: the folder of the checkpoint, or the data of the training). After
+`import fairseq_plugins.huggingface`, AutoModelForCausalLM and AutoTokenizer load both.
 
 If CHECKPOINT is a folder in Hugging Face's format, OUTPUT gets checkpoint.pt and the folder's
 dict.txt and units.json, for fairseq_plugins.load and fairseq-eval-lm.
@@ -14,15 +14,17 @@ Models with product-key memories are refused. Nothing in a file is executed. If 
 fit, nothing is written.
 """
 
-import json
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.units import read_units
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
+from scripts._shared.files import write_json
 
+SUBWORDS = "subwords.model"
 # by fairseq's names of the models
 CLASSES = {"transformer_xl": "TransformerXL", "all_attention_lm": "AllAttention"}
 
@@ -34,7 +36,6 @@ def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
     import fairseq_plugins.huggingface as plugin
     from fairseq_plugins import load
     from fairseq_plugins.python_interface import loading
-    from fairseq_plugins.units import read_units
     from scripts._shared.checkpoints import read_checkpoint
     from scripts.convert._conversion import new_folder
 
@@ -64,26 +65,28 @@ def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
         }
     )
     model = getattr(plugin, f"{name}ForCausalLM")(config)
-    weights = {key.removeprefix("decoder."): value for key, value in loaded.model.state_dict().items()}
+    weights = {
+        key.removeprefix("decoder."): value for key, value in loaded.model.state_dict().items()
+    }
     model.load_state_dict({key: weights[key] for key in model.state_dict()})
 
-    units = read_units(folder)
     with new_folder(output) as part:
         model.save_pretrained(part)
-        loaded.text.dictionary.save(str(part / "dict.txt"))
-        subwords = []
-        if units.model:
-            subwords = [str(part / plugin.SUBWORDS)]
-            shutil.copyfile(units.model, *subwords)
-            units = units._replace(model=plugin.SUBWORDS)
-        content = {**units._asdict(), "symbols": dict(units.symbols)}
-        (part / "units.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        tokenizer = plugin.DictionaryTokenizer(
-            str(part / "dict.txt"), str(part / "units.json"), *subwords
-        )
+        copy_data(folder, part)
+        tokenizer = plugin.DictionaryTokenizer.from_pretrained(part)
         check_tokenizer(tokenizer, loaded.text)
         tokenizer.save_pretrained(part)
-    return f"{model.num_parameters():,} parameters, {len(tokenizer):,} symbols: {units.unit}"
+    return f"{model.num_parameters():,} parameters, {len(tokenizer):,} symbols"
+
+
+def copy_data(folder: Path, target: Path) -> None:
+    """Copy what a tokenizer needs from a data folder: dict.txt, units.json and subword units."""
+    units = read_units(folder)
+    shutil.copyfile(folder / "dict.txt", target / "dict.txt")
+    if units.model:
+        shutil.copyfile(units.model, target / SUBWORDS)
+    content = {**units._asdict(), "model": SUBWORDS if units.model else None}
+    write_json(target / "units.json", {**content, "symbols": dict(units.symbols)})
 
 
 def check_tokenizer(tokenizer: Any, text: Any) -> None:
@@ -128,9 +131,7 @@ def to_fairseq(folder: Path, output: Path) -> str:
     built, cfg = build(["--arch", arch, *flags(options)], weights, dictionary)
     with new_folder(output) as part:
         save_imported(built, cfg, part / "checkpoint.pt")
-        for file in ("dict.txt", "units.json", "subwords.model"):
-            if (folder / file).is_file():
-                shutil.copyfile(folder / file, part / file)
+        copy_data(folder, part)
     return f"{sum(each.numel() for each in built.parameters()):,} parameters"
 
 
