@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_plugins.segment_language_model.past import Past
+
+# the name of a cache in calls and outputs; releases of transformers differ
+FIELDS = CausalLMOutputWithPast.__dataclass_fields__
+CACHE_NAME = "cache" if "cache" in FIELDS else "past_key_values"
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Group:
 
 
 class SegmentCache:
-    """What a model keeps of the B rows of a batch; ``cache`` and ``past_key_values`` in a call.
+    """What a model keeps of the B rows of a batch: ``cache``, or ``past_key_values``, in a call.
 
     A past has no gaps, so rows with as much padding are read together, and others by themselves.
     """

@@ -21,7 +21,7 @@ class SegmentConfig(PreTrainedConfig):
         "num_attention_heads": "decoder_attention_heads",
         "num_hidden_layers": "decoder_layers",
     }
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
 
     vocab_size: int = 32_000
     decoder_layers: int = 6

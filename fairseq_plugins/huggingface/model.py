@@ -22,7 +22,7 @@ from fairseq_plugins.all_attention.network import (
     AllAttentionSettings,
     learned_spans,
 )
-from fairseq_plugins.huggingface.cache import SegmentCache
+from fairseq_plugins.huggingface.cache import CACHE_NAME, SegmentCache
 from fairseq_plugins.huggingface.configuration import (
     AllAttentionConfig,
     SegmentConfig,
@@ -125,7 +125,8 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **options)
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache if use_cache else None)
+        named = {CACHE_NAME: cache if use_cache else None}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **named)
 
     def read(self, tokens: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
         """Read tokens (B, T) segment by segment; return the output (B, T, d) and the next past."""

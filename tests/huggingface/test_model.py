@@ -68,8 +68,7 @@ def test_generate_gives_the_texts_and_scores_of_ours(converted, kind, beams):
         return_dict_in_generate=True,
     )
     for number, expected in enumerate(one.ours.hypotheses(prompt, length, beam=beams)):
-        text = one.tokenizer.decode(made.sequences[number], skip_special_tokens=True)
-        assert text == expected.text
+        assert one.tokenizer.decode(made.sequences[number][1:]) == expected.text
         if beams > 1:
             new = expected.log_probs[len(prompt) :].sum() / length
             assert made.sequences_scores[number].item() == pytest.approx(new, abs=1e-5)
@@ -87,7 +86,7 @@ def test_rows_with_padding_get_what_they_get_alone(converted, beams):
 def test_nothing_follows_padding(converted):
     one = converted("tied")
     model, ids = one.load(), torch.tensor([[0, 5, 6], [0, 7, 1]])
-    cache = model(ids, (ids != 1).long()).cache
+    cache = model(ids, (ids != 1).long()).past_key_values
     with pytest.raises(ValueError, match="give tokenizer"):
         model(ids[:, :1], past_key_values=cache)
     with pytest.raises(ValueError, match=r"attention_mask .* gaps"):
@@ -99,7 +98,7 @@ def test_a_cache_goes_on_where_the_text_ended(converted):
     one = converted("tied")
     model, ids = one.load(), one.tokenizer(TEXT, return_tensors="pt").input_ids
     first = model(ids[:, :16])
-    second = model(ids[:, 16:], past_key_values=first.cache, logits_to_keep=2)
+    second = model(ids[:, 16:], past_key_values=first.past_key_values, logits_to_keep=2)
     torch.testing.assert_close(second.logits, model(ids, use_cache=False).logits[:, -2:])
 
 
@@ -107,7 +106,7 @@ def test_a_model_without_recurrence_reads_no_more_than_a_segment(converted):
     model = converted("places").load()
     with pytest.raises(ValueError, match=r"mem_len is 0\) and reads 8 tokens, not 9"):
         model(torch.full((1, 9), 5))
-    cache = model(torch.full((1, 8), 5)).cache
+    cache = model(torch.full((1, 8), 5)).past_key_values
     with pytest.raises(ValueError, match="reads 8 tokens, not 9"):
         model(torch.full((1, 1), 5), cache=cache)
 
@@ -200,6 +199,6 @@ def test_a_model_works_without_fairseq(converted):
 import fairseq_plugins.huggingface
 from transformers import pipeline
 generate = pipeline("text-generation", {str(one.folder)!r})
-print(generate("abc", max_new_tokens=9)[0]["generated_text"])
+print(generate("abc", max_new_tokens=9, do_sample=False)[0]["generated_text"])
 """
     assert run_without_fairseq(script)[0] == one.ours.generate("abc", 9) + "\n"
