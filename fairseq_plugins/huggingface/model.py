@@ -1,8 +1,8 @@
 """The networks of two papers as models of Hugging Face's transformers, without fairseq.
 
 A model reads a text as ``fairseq-eval-lm`` does: in segments of ``tokens_per_sample`` tokens, each
-with the past of those before. ``<s>``, with which the tokenizer begins a text, counts as ``</s>``,
-from which fairseq predicts a first token.
+with the past of those before. A ``<s>`` at the beginning, where the tokenizer puts it, counts as
+``</s>``, from which fairseq predicts a first token.
 
 Shapes: B rows, T tokens of a row, V symbols, d model width.
 """
@@ -128,40 +128,39 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
         named = {CACHE_NAME: cache if use_cache else None}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **named)
 
-    def read(self, tokens: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
+    def read(self, tokens: Tensor, past: Past | None = None) -> tuple[Tensor, Past | None]:
         """Read tokens (B, T) segment by segment; return the output (B, T, d) and the next past."""
-        network = self.network
-        places = tokens.size(1)
-        if network.absolute_positions is not None and past is not None:
-            places += past.num_tokens
-        if network.mem_len == 0 and places > self.segment:
+        network, place = self.network, 0 if past is None else past.num_tokens
+        if past is None:
+            tokens = tokens.clone()
+            tokens[:, 0].masked_fill_(tokens[:, 0] == self.config.bos_token_id, EOS)
+        seen = tokens.size(1) + (0 if network.absolute_positions is None else place)
+        if network.mem_len == 0 and seen > self.segment:
             raise ValueError(
                 f"the model has no recurrence (mem_len is 0) and reads {self.segment} tokens, not "
-                f"{places}: give fewer"
+                f"{seen}: give fewer"
             )
         # without recurrence, generation sees as much as training
         keep = network.mem_len or self.segment - 1
         outputs = []
         for segment in tokens.split(self.segment, dim=1):
-            x = self._embed(segment, past)
-            first_place = 0 if past is None else past.num_tokens
+            x = self._embed(segment, place)
             if past is None and self.config.zero_memory and network.mem_len > 0:
                 zeros = x.new_zeros(x.size(0), network.mem_len, x.size(2))
                 past = Past(tuple(HiddenStates((zeros,)) for _ in network.layers), 0)
-            x, past = network(x, past, keep, first_place=first_place)
+            x, past = network(x, past, keep, first_place=place)
             outputs.append(x)
+            place += segment.size(1)
         return torch.cat(outputs, dim=1), past
 
-    def _embed(self, tokens: Tensor, past: Past | None) -> Tensor:
-        tokens = tokens.masked_fill(tokens == self.config.bos_token_id, EOS)
+    def _embed(self, tokens: Tensor, place: int) -> Tensor:
         # under autocast, the bands of an adaptive input would have different types
         with torch.autocast(tokens.device.type, enabled=False):
             x = self.embed_scale * self.embed_tokens(tokens)
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)
         if self.network.absolute_positions is not None:
-            first_place = 0 if past is None else past.num_tokens
-            x = self.network.absolute_positions.add_to_embeddings(x, first_place)
+            x = self.network.absolute_positions.add_to_embeddings(x, place)
         return self.embed_dropout(x)
 
     @classmethod

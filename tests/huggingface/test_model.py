@@ -136,7 +136,7 @@ def test_trainer_lowers_the_loss(converted, kind, tmp_path):
         max_steps=30,
         learning_rate=1e-2,
         logging_steps=5,
-        activation_checkpointing=kind == "tied",
+        gradient_checkpointing=kind == "tied",
         report_to=[],
         disable_tqdm=True,
         save_strategy="no",
