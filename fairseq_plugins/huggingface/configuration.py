@@ -36,7 +36,7 @@ class SegmentConfig(PreTrainedConfig):
     mem_len: int = 512
     clamp_len: int | None = None
     same_length: bool = False
-    zero_memory: bool = False
+    zero_past: bool = False
     dropout: float | int = 0.0
     embed_dropout: float | int = 0.0
     output_dropout: float | int = 0.0
@@ -86,7 +86,7 @@ class TransformerXLConfig(SegmentConfig):
     decoder_ffn_embed_dim: int = 2048
     positions: str = "transformer-xl"
     untie_r: bool = False
-    same_length_besides_itself: bool = False
+    same_length_excludes_self: bool = False
     word_dropout: float | int = 0.0
     locked_dropout: bool = False
 

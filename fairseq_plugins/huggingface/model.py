@@ -29,6 +29,7 @@ from fairseq_plugins.huggingface.configuration import (
     TransformerXLConfig,
 )
 from fairseq_plugins.huggingface.vocabulary import AdaptiveSoftmax, build_embedding, build_output
+from fairseq_plugins.precision import without_autocast
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.network import SegmentNetwork
 from fairseq_plugins.segment_language_model.past import HiddenStates, Past
@@ -145,17 +146,17 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
         outputs = []
         for segment in tokens.split(self.segment, dim=1):
             x = self._embed(segment, place)
-            if past is None and self.config.zero_memory and network.mem_len > 0:
+            if past is None and self.config.zero_past and network.mem_len > 0:
                 zeros = x.new_zeros(x.size(0), network.mem_len, x.size(2))
                 past = Past(tuple(HiddenStates((zeros,)) for _ in network.layers), 0)
-            x, past = network(x, past, keep, first_place=place)
+            x, past = network(x, past, keep)
             outputs.append(x)
             place += segment.size(1)
         return torch.cat(outputs, dim=1), past
 
     def _embed(self, tokens: Tensor, place: int) -> Tensor:
         # under autocast, the bands of an adaptive input would have different types
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens):
             x = self.embed_scale * self.embed_tokens(tokens)
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)
@@ -193,7 +194,7 @@ class TransformerXLForCausalLM(SegmentForCausalLM):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         # with same length, mem_len counts the token itself
-        seen_before = config.mem_len - (not config.same_length_besides_itself)
+        seen_before = config.mem_len - (not config.same_length_excludes_self)
         settings = TransformerXLSettings(
             **config.layer_settings(),
             positions=config.positions,

@@ -25,6 +25,11 @@ from scripts._shared.commands import short
 from scripts._shared.files import write_json
 
 SUBWORDS = "subwords.model"
+# former names of options, in older checkpoints
+FORMER = {
+    "zero_memory": "zero_past",
+    "same_length_besides_itself": "same_length_excludes_self",
+}
 # by fairseq's names of the models
 CLASSES = {"transformer_xl": "TransformerXL", "all_attention_lm": "AllAttention"}
 
@@ -55,6 +60,8 @@ def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
     folder = loading.find_data(file, data, loading.saved_options(state, "task"), False)
     name, decoder = CLASSES[arch], loaded.model.decoder
     config_class = getattr(plugin, f"{name}Config")
+    for former, option in FORMER.items():
+        options[option] = options.get(option) or options.get(former)
     names = config_class.__dataclass_fields__.keys() & options.keys()
     config = config_class(
         **{

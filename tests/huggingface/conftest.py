@@ -15,7 +15,7 @@ FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
 KINDS = {
     "tied": ("transformer_xl", {"mem_len": 5, **TIED}),
     "pre_norm": ("transformer_xl", {"mem_len": 5, "decoder_normalize_before": True}),
-    "zeros": ("transformer_xl", {"mem_len": 5, "same_length": True, "zero_memory": True}),
+    "zeros": ("transformer_xl", {"mem_len": 5, "same_length": True, "zero_past": True}),
     "shaw": ("transformer_xl", {"mem_len": 5, "clamp_len": 4, "positions": "shaw"}),
     "forgetful": ("transformer_xl", {"mem_len": 0}),
     "places": ("transformer_xl", {"mem_len": 0, "positions": "sinusoidal-absolute"}),

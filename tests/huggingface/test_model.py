@@ -38,7 +38,7 @@ def test_a_model_has_the_loss_and_gradients_of_its_checkpoint(converted, kind):
     loss = model(ids, labels=ids).loss
     loss.backward()
     source, target = ids[:, :-1].masked_fill(ids[:, :-1] == 0, 2), ids[:, 1:]
-    features, _ = theirs.decoder.read(source, None)
+    features, _ = theirs.decoder.extract_features(source)
     if theirs.decoder.adaptive_softmax is not None:
         expected = adaptive_cross_entropy(theirs.decoder.adaptive_softmax, features, target, 1)
         expected = expected / target.numel()
