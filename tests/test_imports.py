@@ -14,6 +14,12 @@ PACKAGES = {
     "segment_language_model": {"product_key_memory", "fairseq_integration"},
     "transformer_xl": {"segment_language_model", "fairseq_integration"},
     "all_attention": {"segment_language_model", "fairseq_integration"},
+    "huggingface": {
+        "all_attention",
+        "python_interface",
+        "segment_language_model",
+        "transformer_xl",
+    },
     "python_interface": {"segment_language_model", "fairseq_integration"},
 }
 # the files of each room that know fairseq; all others are plain PyTorch
@@ -24,9 +30,11 @@ FAIRSEQ_SIDE = {
     "options prompt_readers split streams task",
     "transformer_xl": "model",
     "all_attention": "model optimizer",
+    "huggingface": "",
 }
 PLAIN = [
     *(PLUGIN / name for name in ("modules/__init__.py", "precision.py", "sizes.py", "units.py")),
+    PLUGIN / "python_interface" / "lines.py",
     *(
         file
         for room, names in FAIRSEQ_SIDE.items()

@@ -4,9 +4,13 @@ import argparse
 import shlex
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fairseq import options as fairseq_options
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
@@ -34,7 +38,7 @@ def flags(options: dict[str, Any]) -> list[str]:
 
 
 def build(
-    words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
+    words: list[str], weights: dict[str, Tensor], dictionary: Dictionary
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return our model with these options and weights, and fairseq's configuration of it."""
     parsed = fairseq_options.parse_args_and_arch(
@@ -45,24 +49,15 @@ def build(
         # fairseq's own use of hydra causes warnings
         warnings.simplefilter("ignore", UserWarning)
         cfg = convert_namespace_to_omegaconf(parsed)
-    task = SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
+    task = SegmentLanguageModelingTask(cfg.task, dictionary)
     model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(cfg.model, task)
     # the original lacks the buffers of fairseq's modules
     model.load_state_dict({**dict(model.named_buffers()), **weights})
     return model, OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
 
 
-def convert(arguments: argparse.Namespace) -> None:
-    """Read the files and write the model; the output folder appears only when it is complete."""
-    output = arguments.output.resolve()
-    if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
-    read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
-    config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
-    files = config, vocabulary, arguments.source, read_file(arguments.checkpoint)
-    architecture, options, weights = convert_model(*files)
-    words = ["--arch", architecture, *flags(options)]
-    model, cfg = build(words, weights, vocabulary)
+def save_imported(model: nn.Module, cfg: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint of a model and fairseq's configuration of it, for a new training."""
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
     state = {
         "args": None,
@@ -72,20 +67,45 @@ def convert(arguments: argparse.Namespace) -> None:
         "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": {},
     }
-    unit = arguments.unit or vocabulary.unit
+    save_for_new_training(state, path)
 
+
+def check_new(output: Path, option: str = "--output ") -> None:
+    """Refuse a folder with files."""
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise ValueError(f"{option}{short(output)} is there already: name another, or remove it")
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder to write to; it becomes ``output`` when it is complete."""
     part = output.with_name(f"{output.name}.partial")
     # a killed run may have left it
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        save_for_new_training(state, part / "checkpoint.pt")
-        vocabulary.dictionary.save(str(part / "dict.txt"))
-        write_units(part, unit)
-        (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
+        yield part
         part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def convert(arguments: argparse.Namespace) -> None:
+    """Read the files and write the model; the output folder appears only when it is complete."""
+    output = arguments.output.resolve()
+    check_new(output)
+    read_file = read_bundle if arguments.source == TENSORFLOW else read_tensors
+    config, vocabulary = ForeignConfig(arguments.config), ForeignVocabulary(arguments.vocab)
+    files = config, vocabulary, arguments.source, read_file(arguments.checkpoint)
+    architecture, options, weights = convert_model(*files)
+    words = ["--arch", architecture, *flags(options)]
+    model, cfg = build(words, weights, vocabulary.dictionary)
+    unit = arguments.unit or vocabulary.unit
+    with new_folder(output) as part:
+        save_imported(model, cfg, part / "checkpoint.pt")
+        vocabulary.dictionary.save(str(part / "dict.txt"))
+        write_units(part, unit)
+        (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     guessed = "" if arguments.unit else f" (if they are not {unit}, give --unit)"
