@@ -116,7 +116,10 @@ NOT_HAD |= {"base_layers": 1}
 # the cause of each message, and its beginning
 REFUSED = [
     ({"branch_residual": "none"}, "`variant` is 'none': there are sublayers, as-written"),
-    ({"optimizer": "adam"}, "--optimizer is adam: it would let kappa and alpha leave the simplex"),
+    (
+        {"optimizer": "adam"},
+        "--optimizer is adam: it would train kappa and alpha like all other weights",
+    ),
     *(
         ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, "`in_features` is 26")
         for variant in VARIANTS
