@@ -19,7 +19,7 @@ LINES = ["Ein  Test: x_1, y-2!", "", "\tdef f(x):", "    return x\u00a0+ 1  ", "
         "words --moses de",
         "characters",
         "subwords --bpe-size 20",
-        "sentencepiece --pieces 330",
+        "sentencepiece --pieces 300",
     ],
 )
 def test_a_text_gets_the_indices_that_load_gives_it(words, tmp_path):
