@@ -1,8 +1,5 @@
 """What cannot be converted to Hugging Face's format is refused."""
 
-import json
-import re
-
 import pytest
 
 from fairseq_plugins import register
@@ -13,28 +10,34 @@ from tests.scripts.refusals import refused
 
 register()
 pytest.importorskip("transformers", reason="pip install '.[huggingface]'")
+from fairseq_plugins.huggingface import DictionaryTokenizer  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("options", "units", "message"),
-    [
-        (
-            {"memory_layers": "2", **MEMORY},
-            {"unit": "characters"},
-            "CHECKPOINT .*model.pt is a transformer_xl model with product-key memories: only ",
-        ),
-        ({}, {"unit": "subwords", "bpe": "fastbpe"}, "the data has units of fastbpe .*: only "),
-    ],
-)
-def test_a_model_is_refused(options, units, message, tmp_path, call):
-    write_text(tmp_path / "data")
-    (tmp_path / "data" / "units.json").write_text(json.dumps(units), encoding="utf-8")
-    write_checkpoint(tmp_path / "model.pt", "transformer_xl", mem_len=4, **options)
-    words = [tmp_path / "model.pt", tmp_path / "output", "--data", tmp_path / "data"]
-    result = call(huggingface.main, *words)
-    assert refused(result)
-    assert re.match(f"error: {message}", result[2])
-    assert not list(tmp_path.glob("output*"))
+@pytest.fixture
+def convert(tmp_path, call):
+    """Check that a checkpoint with these options is refused, and return the error."""
+
+    def run(**options):
+        write_text(tmp_path / "data")
+        write_checkpoint(tmp_path / "model.pt", "transformer_xl", mem_len=4, **options)
+        words = [tmp_path / "model.pt", tmp_path / "output", "--data", tmp_path / "data"]
+        result = call(huggingface.main, *words)
+        assert refused(result)
+        assert not list(tmp_path.glob("output*"))
+        return result[2]
+
+    return run
+
+
+def test_a_model_with_memories_is_refused(convert):
+    assert "transformer_xl model with product-key memories: only" in convert(
+        memory_layers="2", **MEMORY
+    )
+
+
+def test_a_tokenizer_that_reads_otherwise_is_refused(convert, monkeypatch):
+    monkeypatch.setattr(DictionaryTokenizer, "_tokenize", lambda self, text: text.split())
+    assert "the tokenizer that units.json describes differs" in convert()
 
 
 def test_an_output_that_is_there_is_refused(tmp_path, call):
