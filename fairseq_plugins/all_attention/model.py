@@ -20,7 +20,7 @@ from fairseq_plugins.all_attention.network import (
     learned_spans,
 )
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, naming_options, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.model import (
     SegmentDecoder,
@@ -32,6 +32,7 @@ from fairseq_plugins.segment_language_model.model import (
     summarise,
 )
 from fairseq_plugins.segment_language_model.options import (
+    PARAMETERS,
     SegmentLanguageModelConfig,
     adaptive_preset,
     check_least,
@@ -84,6 +85,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3), and adaptive span with FFN."""
 
     @classmethod
+    @naming_options(PARAMETERS)
     def build_model(cls, cfg: AllAttentionConfig, task: FairseqTask) -> "AllAttentionLanguageModel":
         """Build the model for the task's dictionary."""
         check_task(type(task))

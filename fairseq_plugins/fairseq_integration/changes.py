@@ -58,17 +58,31 @@ def change_fairseq() -> None:
     if not hasattr(numpy, "compat"):
         numpy.compat = SimpleNamespace(long=int)
     if checkpoint_utils.load_checkpoint.__module__ != __name__:
-        checkpoint_utils.load_checkpoint = _keep_batches(checkpoint_utils.load_checkpoint)
+        checkpoint_utils.load_checkpoint = _resume(checkpoint_utils.load_checkpoint)
     if PathManager.copy.__module__ != __name__:
         PathManager.copy = staticmethod(_copy_whole(PathManager.copy))
 
 
-def _keep_batches(load: Callable[..., Any]) -> Callable[..., Any]:
+def _resume(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return fairseq's ``load``, which restores a training, with the batches that it had before.
 
-    fairseq sorts sentences into batches by the number of the epoch in which it does so, which
-    differs after resuming: the rest of the epoch would repeat some sentences and skip others.
+    A checkpoint of another model is refused with the reason. fairseq sorts sentences into batches
+    by the number of the epoch in which it does so, which differs after resuming: the rest of the
+    epoch would repeat some sentences and skip others.
     """
+
+    def load_or_refuse(cfg: CheckpointConfig, trainer: Trainer, **options: Any) -> tuple:
+        try:
+            return load(cfg, trainer, **options)
+        except Exception as error:
+            # fairseq only says that the architectures may differ
+            if type(error) is not Exception or error.__context__ is None:
+                raise
+            reason = " ".join(str(error.__context__).split())
+            raise ValueError(
+                f"{str(error).partition(';')[0]}: {reason[:500]}; give the options and the data of "
+                "its training, or another --save-dir"
+            ) from None
 
     def load_checkpoint(cfg: CheckpointConfig, trainer: Trainer, **options: Any) -> tuple:
         """Restore a training from its checkpoint, or begin one."""
@@ -77,7 +91,7 @@ def _keep_batches(load: Callable[..., Any]) -> Callable[..., Any]:
             task.cfg, "rebuild_batches", False
         ):
             # the task sorts in its own way, or anew in each epoch
-            return load(cfg, trainer, **options)
+            return load_or_refuse(cfg, trainer, **options)
         make = task.get_batch_iterator
         seed_grows = trainer.cfg.dataset.update_ordered_indices_seed
 
@@ -93,7 +107,7 @@ def _keep_batches(load: Callable[..., Any]) -> Callable[..., Any]:
 
         task.get_batch_iterator = make_as_in_first_epoch
         try:
-            return load(cfg, trainer, **options)
+            return load_or_refuse(cfg, trainer, **options)
         finally:
             del task.get_batch_iterator
 

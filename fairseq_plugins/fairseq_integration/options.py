@@ -1,6 +1,9 @@
 """Options of models, tasks, losses and optimizers."""
 
 import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
 
@@ -17,6 +20,19 @@ def option(default: Any, text: str) -> Any:
 def flag(option: str) -> str:
     """Return the command-line form of an option: "--lr-scheduler" for "lr_scheduler"."""
     return "--" + option.replace("_", "-")
+
+
+@contextmanager
+def naming_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Let errors of layers, which name `parameters`, name the ``options`` that set these."""
+    try:
+        yield
+    except ValueError as error:
+
+        def name(parameter: re.Match) -> str:
+            return flag(options[parameter[1]]) if parameter[1] in options else parameter[0]
+
+        raise ValueError(re.sub(r"`(\w+)`", name, str(error))) from None
 
 
 def warn_amp_without_gpu(options: object) -> None:

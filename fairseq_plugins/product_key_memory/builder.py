@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.fairseq_integration.options import flag, naming_options
 from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryOptions
 from fairseq_plugins.product_key_memory.query import QueryNetwork
 from fairseq_plugins.product_key_memory.values import Values
 
+logger = logging.getLogger(__name__)
+
+LAZY_OPTIMIZER = "adam_with_memory"
+# the options that set a memory's parameters
+PARAMETERS = {
+    name: f"memory_{name}"
+    for name in ("slots", "heads", "knn", "query_dim", "value_dim", "keys", "kernel")
+}
 # Weights of options that memories had once.
 _REMOVED = {
     "query.layer_norm.weight": "--memory-query-layer-norm",
@@ -43,12 +52,19 @@ class MemoryBuilder:
         self.embed_dim = embed_dim
         self.numbers = parse_memory_layers(getattr(options, option), num_layers, flag(option))
         self.values = values
+        if self.numbers and options.memory_optimizer not in (None, LAZY_OPTIMIZER):
+            logger.warning(
+                "--optimizer %s updates all %d values of a memory at every step; --optimizer %s "
+                "updates those that were read, at a rate of their own (--memory-lr)",
+                *(options.memory_optimizer, options.memory_slots, LAZY_OPTIMIZER),
+            )
 
     def __call__(self, number: int) -> ProductKeyMemory | None:
         """Return the memory of layer ``number``, from 1, or None if it has none."""
         if number not in self.numbers:
             return None
-        memory = build_memory(self.options, self.embed_dim, self.values)
+        with naming_options(PARAMETERS):
+            memory = build_memory(self.options, self.embed_dim, self.values)
         if self.options.memory_share_values:
             self.values = memory.values
         return memory
@@ -58,10 +74,6 @@ def build_memory(
     options: MemoryOptions, embed_dim: int, values: Values | None = None
 ) -> ProductKeyMemory:
     """Return a memory of width ``embed_dim``, perhaps with the ``values`` of another one."""
-    for name in ("heads", "query_dim", "value_dim"):
-        size = getattr(options, f"memory_{name}")
-        if size is not None and size < 1:
-            raise ValueError(f"{flag(f'memory_{name}')} is {size}: it must be at least 1")
     for name in ("query_dropout", "input_dropout", "value_dropout"):
         rate = getattr(options, f"memory_{name}")
         if not 0 <= rate < 1:
@@ -76,7 +88,7 @@ def build_memory(
         options.memory_query_dropout,
         options.memory_input_dropout,
     )
-    lazy = options.memory_optimizer == "adam_with_memory"
+    lazy = options.memory_optimizer == LAZY_OPTIMIZER
     memory = (FairseqMemory if lazy else ProductKeyMemory)(
         embed_dim,
         options.memory_slots,

@@ -26,6 +26,7 @@ from fairseq_plugins.product_key_memory.search import (
     are_functorch_transforms_active,
 )
 from fairseq_plugins.product_key_memory.values import Values
+from fairseq_plugins.sizes import check_sizes
 
 KEYS: dict[str, type[ProductKeys] | type[FlatKeys]] = {"product": ProductKeys, "flat": FlatKeys}
 
@@ -69,10 +70,8 @@ class ProductKeyMemory(nn.Module):
     ) -> None:
         super().__init__()
         value_dim = embed_dim if value_dim is None else value_dim
-        sizes = {"embed_dim": embed_dim, "slots": slots, "heads": heads, "query_dim": query_dim}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"`{name}` is {size}: it must be at least 1")
+        check_sizes(1, embed_dim=embed_dim, slots=slots, heads=heads)
+        check_sizes(1, query_dim=query_dim, value_dim=value_dim)
         if not 1 <= knn <= slots:
             raise ValueError(f"`knn` is {knn}: it must be from 1 to `slots`, {slots}")
         for name, value, choices in (("keys", keys, KEYS), ("kernel", kernel, KERNELS)):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from fairseq_plugins.precision import Float32Module
+from fairseq_plugins.sizes import check_sizes
 
 
 class SyncBatchNorm1d(Float32Module, nn.BatchNorm1d):
@@ -129,6 +130,7 @@ class QueryNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.input_dropout = nn.Dropout(input_dropout)
+        check_sizes(1, embed_dim=embed_dim, heads=heads, query_dim=query_dim)
         widths = [embed_dim, *hidden_dims, heads * query_dim]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):

@@ -5,10 +5,10 @@ Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +29,7 @@ from fairseq_plugins.python_interface.scoring import (
     score_features,
 )
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.generation import PromptGenerator
+from fairseq_plugins.segment_language_model.generation import PromptGenerator, SeededSampling
 from fairseq_plugins.segment_language_model.past import Past
 from fairseq_plugins.segment_language_model.split import load_tokens
 from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
@@ -170,6 +170,8 @@ class LanguageModel(LoadedModel):
 
         For the options see :meth:`hypotheses`.
         """
+        for name in options.keys() - inspect.signature(self.hypotheses).parameters.keys():
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
         if isinstance(prompt, str):
             return self.hypotheses(prompt, length, **options)[0].text
         return [self.hypotheses(one, length, **options)[0].text for one in prompt]
@@ -247,19 +249,13 @@ class LanguageModel(LoadedModel):
             {"segment": self.segment, "running_text": not stop_at_newline},
         )
         prefix = tokens.unsqueeze(0).to(self.device)
-        with _seeded(seed, self.device):
-            (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
+        if sampling and seed is not None:
+            search = SeededSampling(
+                dictionary, generator.options["search_strategy"], seed, self.device
+            )
+            generator.options["search_strategy"] = search
+        (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
         return self._hypotheses(self.text, hypotheses)
-
-
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw with a seed, and leave torch's random numbers as they are; None draws on from them."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices, enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
 
 
 class TextStream:

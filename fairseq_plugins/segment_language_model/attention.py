@@ -315,6 +315,7 @@ def extend_keys_and_values(
                 ".eval() under torch.no_grad() made it; stay in that mode, or read the earlier "
                 "text again in training"
             )
+        check_widths(past.keys.shape[::3], keys.shape[::3])  # H, d_h
         extended = past.extended(keys, values)
         return extended.keys, extended.values, extended
     if past is not None:
@@ -334,6 +335,15 @@ def check_past(x: Tensor, past: Any) -> None:
         raise ValueError(
             f"`past` has {past.streams} streams and `x` has {len(x)}: a past belongs to its "
             "streams; begin other text with None"
+        )
+
+
+def check_widths(past: torch.Size, layer: torch.Size) -> None:
+    """Refuse the past of a layer with other widths."""
+    if past != layer:
+        raise ValueError(
+            f"`past` has widths {tuple(past)} and the layer {tuple(layer)}: a past belongs to the "
+            "network that returned it; begin other text with None"
         )
 
 

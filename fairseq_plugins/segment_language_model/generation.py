@@ -21,6 +21,7 @@ from fairseq.data import (
     PadDataset,
 )
 from fairseq.models import BaseFairseqModel
+from fairseq.search import Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
@@ -325,6 +326,39 @@ class PromptGenerator:
         if self.options["normalize_scores"]:
             score = score / counted ** self.options["len_penalty"]
         return {**hypothesis, "tokens": tokens, "positional_scores": scores, "score": score}
+
+
+class SeededSampling(Sampling):
+    """fairseq's ``sampling`` with one beam, whose draws depend on a seed alone, in threads too.
+
+    fairseq's own draws with the random numbers that all of a process shares.
+    """
+
+    def __init__(
+        self, dictionary: Dictionary, sampling: Sampling, seed: int, device: torch.device
+    ) -> None:
+        super().__init__(dictionary, sampling.sampling_topk, sampling.sampling_topp)
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def step(
+        self, step: int, lprobs: Tensor, scores: Tensor | None, *unused: object
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw from log-probabilities (B, 1, V); return scores, symbols and beams, each (B, 1)."""
+        symbols = None
+        if self.sampling_topp > 0:
+            probs, symbols = self._sample_topp(lprobs)
+        elif self.sampling_topk > 0:
+            log_probs, symbols = lprobs.topk(self.sampling_topk)
+            probs = log_probs.exp()
+        else:
+            probs = lprobs.exp()
+        drawn = probs[:, 0].multinomial(1, replacement=True, generator=self.generator)
+        score = probs[:, 0].gather(1, drawn).log()
+        if symbols is not None:
+            drawn = symbols[:, 0].gather(1, drawn)
+        if step > 0 and scores is not None:
+            score = score + scores[:, :, step - 1]
+        return score, drawn, torch.zeros_like(drawn)
 
 
 def forbid_repetitions(

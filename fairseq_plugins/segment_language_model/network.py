@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_plugins.segment_language_model.attention import is_inference
+from fairseq_plugins.segment_language_model.attention import check_widths, is_inference
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.past import (
     HiddenStates,
@@ -228,6 +228,11 @@ class SegmentNetwork(nn.Module):
         """
         keep = self.mem_len if keep is None else keep
         past = Past() if past is None else past.map_layers(functools.partial(_fit, x))
+        if past.layers and len(past.layers) != len(self.layers):
+            raise ValueError(
+                f"`past` has {len(past.layers)} layers and the network {len(self.layers)}: a past "
+                "belongs to the network that returned it; begin other text with None"
+            )
         if keep > 0 and not is_inference(self):
             x = x.clone()  # the past holds it, and the caller may change it
         positions, farthest = self._positions(x, past, keep)
@@ -301,6 +306,8 @@ class SegmentNetwork(nn.Module):
 
 def _fit(x: Tensor, past: LayerPast) -> LayerPast:
     """Move a layer's past to the device and the dtype of ``x``."""
+    if isinstance(past, HiddenStates):
+        check_widths(past.parts[0].shape[-1:], x.shape[-1:])
     if (
         not x.is_meta
         and torch.is_autocast_enabled(x.device.type)

@@ -1,5 +1,7 @@
 """Options of the task and of all segment language models, and checks of their combinations."""
 
+import ast
+import glob
 import math
 import os
 from collections.abc import Mapping
@@ -35,6 +37,13 @@ _LEAST: dict[str, float] = {
     "adaptive_input_factor": 1,
     "adaptive_softmax_factor": 1,
     "layer_norm_epsilon": 0,
+}
+# the options that set layers' parameters
+PARAMETERS = {
+    "num_layers": "decoder_layers",
+    "embed_dim": "decoder_embed_dim",
+    "num_heads": "decoder_attention_heads",
+    "ffn_dim": "decoder_ffn_embed_dim",
 }
 # each first option needs the second one
 _NEEDS = (
@@ -326,6 +335,8 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     batch_size: Optional[int] = II("dataset.batch_size")
     train_subset: str = II("dataset.train_subset")
     post_process: Optional[str] = II("common_eval.post_process")
+    path: Optional[str] = II("common_eval.path")
+    model_overrides: Optional[str] = II("common_eval.model_overrides")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 
@@ -334,12 +345,36 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
     check_least(cfg, {"tokens_per_sample": 1, "extended_context": 0, "batch_split": 1})
+    if cfg.path and os.path.isdir(cfg.path):
+        raise ValueError(
+            f"--path is {cfg.path}, a folder: name a checkpoint in it, such as "
+            f"{os.path.join(cfg.path, 'checkpoint_best.pt')}"
+        )
+    if not _is_dictionary(cfg.model_overrides):
+        raise ValueError(
+            f"--model-overrides is {cfg.model_overrides}: give a dictionary, such as "
+            "\"{'mem_len': 512}\""
+        )
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+    folder = os.path.dirname(path)
     if not os.path.isfile(path):
-        inside = os.path.join(os.path.dirname(path), "bin")
+        if languages := glob.glob(os.path.join(glob.escape(folder), "dict.*.txt")):
+            raise ValueError(
+                f"DATA is {cfg.data}: it holds sentences and their translations "
+                f"({', '.join(sorted(map(os.path.basename, languages)))}), not running text; give "
+                "--task translation, and evaluate with fairseq-generate"
+            )
+        inside = os.path.join(folder, "bin")
         hint = f": {inside}" if os.path.isfile(os.path.join(inside, "dict.txt")) else ""
         raise ValueError(
             f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess "
             f"wrote{hint}"
         )
     return path
+
+
+def _is_dictionary(text: str | None) -> bool:
+    try:
+        return isinstance(ast.literal_eval(text or "{}"), dict)
+    except (SyntaxError, ValueError):
+        return False

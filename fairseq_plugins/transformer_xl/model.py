@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.fairseq_integration.options import flag, naming_options, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.model import (
@@ -25,6 +25,7 @@ from fairseq_plugins.segment_language_model.model import (
     summarise,
 )
 from fairseq_plugins.segment_language_model.options import (
+    PARAMETERS,
     SegmentLanguageModelConfig,
     adaptive_preset,
     check_options,
@@ -92,6 +93,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     """Transformer-XL language model (section 3), and the models of the ablation study (4.2)."""
 
     @classmethod
+    @naming_options(PARAMETERS)
     def build_model(
         cls, cfg: TransformerXLConfig, task: FairseqTask
     ) -> "TransformerXLLanguageModel":

@@ -14,6 +14,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from fairseq_plugins.fairseq_integration.options import naming_options
 from fairseq_plugins.weighted_transformer.layers import (
     Attention,
     WeightedDecoderLayer,
@@ -109,7 +110,9 @@ def build_layer(cfg: TransformerConfig, options: BranchOptions, part: str) -> nn
         arguments["branched"] = ATTENTIONS[options.branch_decoder_attention]
         arguments["encoder_dim"] = cfg.encoder.embed_dim
     sizes = stack.embed_dim, stack.attention_heads, stack.ffn_embed_dim
-    layer = kind(*sizes, cfg.dropout, **arguments)
+    inner, top_k = f"{part}_ffn_embed_dim", "branch_top_k"
+    with naming_options({"ffn_dim": inner, "in_features": inner, "top_k": top_k}):
+        layer = kind(*sizes, cfg.dropout, **arguments)
     # the names that --retain-dropout-modules takes
     name = f"Transformer{part.title()}LayerBase"
     for module in list(layer.modules()):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts._shared.commands import short
+from scripts._shared.commands import name_commands, short
 
 
 class NamedFile(NamedTuple):
@@ -24,8 +24,8 @@ class NamedFile(NamedTuple):
 def command_parser(description: str) -> argparse.ArgumentParser:
     """Return a command's parser, given its module's docstring, which has ``python -m …`` in it."""
     return argparse.ArgumentParser(
-        prog=re.search(r"python -m scripts\.[\w.]+", description)[0],
-        description=description,
+        prog=name_commands(re.search(r"python -m scripts\.[\w.]+", description)[0]),
+        description=name_commands(description),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 

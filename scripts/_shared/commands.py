@@ -1,13 +1,26 @@
 """Print and run commands: programs of this environment, and their logs."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+_FOLDER = Path(__file__).resolve().parents[2]
+# an installed wheel has these modules, too, and runs them as fairseq-plugins
+IN_REPOSITORY = (_FOLDER / "pyproject.toml").exists()
+ROOT = _FOLDER if IN_REPOSITORY else Path.cwd()
+
+
+def name_commands(text: str) -> str:
+    """Return a text with the commands that it names, as this installation runs them."""
+    return text if IN_REPOSITORY else re.sub(r"python -m scripts\.([\w.]+)", _installed_name, text)
+
+
+def _installed_name(command: re.Match) -> str:
+    return f"fairseq-plugins {command[1].rstrip('.').replace('.', ' ')}"
 
 
 def short(path: Path) -> str:
@@ -28,6 +41,8 @@ def program(name: str) -> str:
 
 def python_command(command: str) -> list[str]:
     """Return the words that run a command of this repository, such as ``prepare.enwik8``."""
+    if not IN_REPOSITORY:
+        return [program("fairseq-plugins"), *command.split(".")]
     return [program(Path(sys.executable).name), "-m", f"scripts.{command}"]
 
 

@@ -54,6 +54,19 @@ def test_a_command_refuses_a_dictionary_in_another_order(
     run(*command(paper, data, path))
 
 
+def test_a_resumed_training_says_why_a_checkpoint_does_not_fit(corpora, trained, tmp_path):
+    folder = shutil.copytree(trained(RECURRENT), tmp_path / "model")
+    resume = fit(RECURRENT, corpora["text"], folder, "--max-update", 21)
+    printed = run(*resume, "--decoder-ffn-embed-dim", 24, fails=True)
+    *_, last = printed.strip().splitlines()
+    assert last.startswith("ValueError: Cannot load model parameters"), last
+    for name in ("checkpoint_last.pt", "size mismatch", "fc1.weight", "--save-dir"):
+        assert name in last, last
+    resume = fit(RECURRENT, reverse(corpora["text"], tmp_path / "other"), folder)
+    *_, last = run(*resume, "--max-update", 21, fails=True).strip().splitlines()
+    assert REFUSED in last, last
+
+
 def test_averages_keep_the_digest(data, trained, tmp_path):
     """scripts.convert.average, and the average of --store-ema, also kept in single precision."""
     paths = sorted(trained(MEMORY).glob("checkpoint_*_*.pt"))[:2]

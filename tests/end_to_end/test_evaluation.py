@@ -1,6 +1,7 @@
 """fairseq-eval-lm counts every token once and gives the same loss whatever the segments."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -103,12 +104,26 @@ def test_training_refuses_impossible_options(data, tmp_path, options, names):
     ("options", "names"),
     [
         ("--model-overrides {'mem-len':10}", ["--model-overrides", "'mem-len'", "mem_len"]),
+        ("--model-overrides mem_len=5", ["--model-overrides is mem_len=5", "'mem_len'"]),
+        ("--model-overrides ['mem_len']", ["--model-overrides is ['mem_len']", "a dictionary"]),
         ("--context-window 5", ["--context-window is 5"]),
         ("--remove-bpe", ["--remove-bpe"]),
     ],
 )
 def test_evaluation_refuses_impossible_options(data, checkpoint, options, names):
     assert_named(evaluate(data, checkpoint, *options.split(), fails=True), names)
+
+
+def test_evaluation_refuses_a_folder_and_translations(data, checkpoint, tmp_path):
+    folder = checkpoint.parent
+    names = [f"--path is {folder}, a folder", "checkpoint_best.pt"]
+    assert_named(evaluate(data, folder, fails=True), names)
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    for language in ("en", "de"):
+        shutil.copy(data / "dict.txt", pairs / f"dict.{language}.txt")
+    names = ["dict.de.txt, dict.en.txt", "--task translation", "fairseq-generate"]
+    assert_named(evaluate(pairs, checkpoint, fails=True), names)
 
 
 def test_evaluation_warns_of_lengths_that_training_did_not_have(data, transformer_xl):

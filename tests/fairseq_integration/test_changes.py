@@ -77,7 +77,7 @@ def first_batch(epoch, trainer=None, **options):
 
 def resumed_batch(epoch, trainer, **options):
     """Return the first batch that is made while a training is restored."""
-    load = changes._keep_batches(lambda cfg, trainer: first_batch(epoch, trainer, **options))
+    load = changes._resume(lambda cfg, trainer: first_batch(epoch, trainer, **options))
     return load(None, trainer)
 
 

@@ -51,10 +51,11 @@ def test_memory_builder_passes_on_every_option():
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
 @pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
-def test_only_adam_with_memory_gets_the_values(optimizer, keys):
+def test_only_adam_with_memory_gets_the_values(optimizer, keys, caplog):
     """It also finds them through the copies in single precision that --bf16 makes."""
     memory = build_from_options(optimizer=optimizer, keys=keys).bfloat16()
     hidden = optimizer == "adam_with_memory"
+    assert ("--optimizer adam updates all" in caplog.text) == (optimizer == "adam")
     assert memory.values.weight.requires_grad != hidden
     seen = [parameter for parameter in memory.parameters() if parameter.requires_grad]
     for parameters in (seen, FP16Optimizer.build_fp32_params(None, seen, flatten=False)):

@@ -1,6 +1,7 @@
 """Scores, streams and continuations of language models, in one process."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -110,6 +111,16 @@ def test_samples_depend_on_their_seed_and_temperature(models):
     assert warmer[0] != warmer[1]
 
 
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.8}, {"sampling": True}])
+def test_samples_in_threads_depend_on_their_seed_alone(models, options):
+    def sample(seed):
+        return models("recurrent").generate("ab", 30, seed=seed, **options)
+
+    expected = [sample(seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(sample, range(8))] == expected
+
+
 def test_generate_stops_at_a_newline_if_asked_to(models):
     model = models("recurrent")
     samples = [model.generate("ab", 40, sampling=True, seed=seed) for seed in range(4)]
@@ -184,6 +195,8 @@ def test_a_model_warns_about_unknown_symbols_and_moves_to_a_device(saved, caplog
     ],
 )
 def test_generate_refuses_impossible_arguments(models, options, named):
+    with pytest.raises(TypeError, match=r"generate\(\) .*'lenght'"):
+        models("blocks").generate("a", lenght=9)
     with pytest.raises(ValueError, match=f"^{named}"):
         models("blocks").generate(**{"prompt": "a", "length": 9, **options})
 

@@ -1,6 +1,7 @@
 """Networks of both papers read a text alike in any segments, and nothing of it stays on them."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,6 +112,19 @@ def test_a_memory_is_a_residual_sublayer_and_sees_padding():
     ((x, mapped),) = seen
     x = layer.final_layer_norm(x + mapped)
     torch.testing.assert_close(y, layer.memory_layer_norm(x + layer.memory(x, padding_mask)))
+
+
+@each_network
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_refuses_the_past_of_another_network(name, training):
+    network, x = build(name).train(training), draw()
+    with torch.set_grad_enabled(training):
+        _, past = network(x)
+        part = past.map_layers(lambda layer: layer.map_tensors(lambda each: each[..., :-1]))
+        with pytest.raises(ValueError, match="`past` has widths"):
+            network(x, part)
+        with pytest.raises(ValueError, match=r"`past` has \d layers and the network \d"):
+            network(x, replace(past, layers=past.layers * 2))
 
 
 @each_network
