@@ -8,10 +8,11 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-_FOLDER = Path(__file__).resolve().parents[2]
+# holds scripts, benchmarks and examples
+FOLDER = Path(__file__).resolve().parents[2]
 # an installed wheel has these modules, too, and runs them as fairseq-plugins
-IN_REPOSITORY = (_FOLDER / "pyproject.toml").exists()
-ROOT = _FOLDER if IN_REPOSITORY else Path.cwd()
+IN_REPOSITORY = (FOLDER / "pyproject.toml").exists()
+ROOT = FOLDER if IN_REPOSITORY else Path.cwd()
 
 
 def name_commands(text: str) -> str:
