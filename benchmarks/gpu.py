@@ -97,7 +97,11 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
     speed = [*python, "benchmarks", "--output", str(output / "speed")]
     speed += ["--quick", "--turns", "1"] if rehearse else ["--first", "--turns", "5"]
-    speed += ["--device", "cpu" if rehearse else "cuda", "--dtype", "bf16"]
+    speed += (
+        ["--device", "cpu", "--dtype", "fp32"]
+        if rehearse
+        else ["--device", "cuda", "--dtype", "bf16"]
+    )
     if options.original:
         speed += ["--original", *map(str, options.original)]
     model = (TINY_MODEL if rehearse else MODEL).split()

@@ -111,11 +111,13 @@ def _to_unit_interval(spans: Tensor) -> None:
     spans.clamp_(0, 1)
 
 
+def whole_span(span: AdaptiveSpan) -> HeadGroups:
+    """Group all heads of a layer, which then computes the largest span, and masks the rest."""
+    return HeadGroups((HeadGroup(None, span.max_span, 0),), None)
+
+
 def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
     """Group each layer's heads by similar spans."""
-    if torch.compiler.is_compiling():
-        # a compiled layer cannot depend on the values of its spans
-        return [HeadGroups((HeadGroup(None, span.max_span, 0),), None) for span in spans]
     # one read and one write for all layers: on a GPU each makes the host wait
     values = torch.stack([span.value.detach() for span in spans])
     if hasattr(values, "full_tensor"):

@@ -199,11 +199,6 @@ def _check_attention(cfg: AllAttentionConfig) -> None:
     check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
-    if cfg.compile_layers and cfg.adaptive_span:
-        raise ValueError(
-            "--compile-layers with --adaptive-span: layers would be compiled anew whenever a span "
-            "changes; leave one of the two out"
-        )
     if not 0 <= cfg.span_epsilon < 1:
         raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
     for name in ("span_init", "span_epsilon"):

@@ -9,9 +9,15 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS, AdaptiveSpan, read_head_groups
+from fairseq_plugins.all_attention.adaptive_span import (
+    ALL_HEADS,
+    AdaptiveSpan,
+    read_head_groups,
+    whole_span,
+)
 from fairseq_plugins.all_attention.attention import (
     HEAD_SPLIT,
     IN_ATTENTION,
@@ -133,8 +139,13 @@ class AllAttentionNetwork(SegmentNetwork):
         """Return the encoded distances, and each layer's heads by their spans."""
         ((distances, _), *_) = super().encode_positions(farthest, x)
         spans = learned_spans(self)
-        # of all layers at once, as a GPU's host waits for them
-        groups = read_head_groups(spans) if spans else [ALL_HEADS] * len(self.layers)
+        groups = [ALL_HEADS] * len(self.layers)
+        if spans and (self.compiled_length or torch.compiler.is_compiling()):
+            # a compiled layer cannot depend on the values of its spans
+            groups = [whole_span(span) for span in spans]
+        elif spans:
+            # of all layers at once, as a GPU's host waits for them
+            groups = read_head_groups(spans)
         return [Encoding(distances, each) for each in groups]
 
     def span_penalty(self) -> Tensor:

@@ -278,9 +278,16 @@ class SegmentNetwork(nn.Module):
     def _choose_run(
         self, x: Tensor, past: Past, keep: int, positions: Sequence[Encoding | LayerPositions]
     ) -> Callable[..., tuple[Tensor, LayerPast, LayerPositions]]:
-        """Return the function that calls a layer: plainly, compiled, or to be computed again."""
+        """Return the function that runs a layer, whose activations may be computed again."""
+        run = self._choose_call(x, past, keep, positions)
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return functools.partial(checkpoint, use_reentrant=False)
+            return functools.partial(checkpoint, run, use_reentrant=False)
+        return run
+
+    def _choose_call(
+        self, x: Tensor, past: Past, keep: int, positions: Sequence[Encoding | LayerPositions]
+    ) -> Callable[..., tuple[Tensor, LayerPast, LayerPositions]]:
+        """Return the function that calls a layer: plainly, or compiled."""
         # inference projects positions a few times only, and compiling takes minutes
         projects_once = is_inference(self) and isinstance(positions[0], Encoding)
         if x.size(1) == self.compiled_length and past.length == keep and not projects_once:

@@ -193,10 +193,11 @@ def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_l
     for name, needed in _NEEDS:
         if getattr(cfg, name) and not getattr(cfg, needed):
             raise ValueError(f"{flag(name)} needs {flag(needed)}: give both, or neither")
-    if cfg.compile_layers and cfg.checkpoint_activations:
+    recomputed = cfg.compile_layers and cfg.checkpoint_activations
+    if recomputed and cfg.memory_layers and cfg.memory_query_batch_norm:
         raise ValueError(
-            "--compile-layers with --checkpoint-activations: compiled layers keep their "
-            "activations; leave one of the two out"
+            "--compile-layers with --checkpoint-activations and --memory-query-batch-norm, whose "
+            "statistics would move twice: leave one of the three out"
         )
     _check_tied(cfg)
     for part in ("adaptive_input", "adaptive_softmax"):

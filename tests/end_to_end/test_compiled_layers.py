@@ -7,9 +7,15 @@ from torch._dynamo.utils import counters
 from tests.end_to_end.commands import USER_DIR, evaluation_command, loss, run
 from tests.end_to_end.trainings import ALL, assert_equal, logged, parameters
 
-MODEL = """
-    --arch transformer_xl --decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2
-    --decoder-ffn-embed-dim 32 --mem-len 8 --init-std 0.3 --optimizer sgd --lr 0.5
+SIZES = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2 --mem-len 8"
+MODEL = f"""
+    --arch transformer_xl {SIZES} --decoder-ffn-embed-dim 32 --init-std 0.3
+    --optimizer sgd --lr 0.5
+"""
+SPANS = f"""
+    --arch all_attention_lm {SIZES} --persistent-vectors 4 --attention-span 12 --adaptive-span
+    --span-ramp 4 --span-init 0.2 --criterion segment_loss --span-loss 0.01
+    --optimizer sgd --lr 0.5
 """
 # with a large eps, Adam's steps do not turn rounding errors into signs
 MEMORY = """
@@ -27,10 +33,10 @@ def run_counted(*words):
     return run(*words), counters["stats"]["unique_graphs"]
 
 
-def train(data, folder, *options):
+def train(data, folder, *options, model=MODEL):
     """Train a model in a folder; return the losses of its updates."""
     words = ("fairseq-train", data, *USER_DIR, "--task", "segment_language_modeling", *ALL)
-    words += ("--tokens-per-sample", 8, "--batch-size", 4, *MODEL.split(), "--save-dir", folder)
+    words += ("--tokens-per-sample", 8, "--batch-size", 4, *model.split(), "--save-dir", folder)
     words += ("--max-update", UPDATES, "--disable-validation", "--no-epoch-checkpoints", "--cpu")
     words += ("--log-format", "json", "--log-interval", 1, *options)
     printed, graphs = run_counted(*words)
@@ -50,12 +56,22 @@ def evaluate(data, folder, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["--attention-kernel sdpa", MEMORY], ids=["sdpa", "memory"])
-def test_compiled_layers_train_and_evaluate_alike(data, tmp_path, options):
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (MODEL, "--attention-kernel sdpa"),
+        (MODEL, MEMORY),
+        (MODEL, "--checkpoint-activations"),
+        (SPANS, "--attention-kernel sdpa"),
+    ],
+    ids=["sdpa", "memory", "recomputed", "spans"],
+)
+def test_compiled_layers_train_and_evaluate_alike(data, tmp_path, model, options):
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
-    losses = train(data, plain, *options.split())
+    losses = train(data, plain, *options.split(), model=model)
     # losses are logged with three digits
-    compiled_losses = train(data, compiled, *options.split(), "--compile-layers")
+    words = (*options.split(), "--compile-layers")
+    compiled_losses = train(data, compiled, *words, model=model)
     torch.testing.assert_close(compiled_losses, losses, rtol=0, atol=0.0011)
     assert_equal(parameters(compiled), parameters(plain), rtol=1e-5, atol=1e-5)
     bits = evaluate(data, plain, compiled=False)
