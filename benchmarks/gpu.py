@@ -97,11 +97,9 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
     speed = [*python, "benchmarks", "--output", str(output / "speed")]
     speed += ["--quick", "--turns", "1"] if rehearse else ["--first", "--turns", "5"]
-    speed += (
-        ["--device", "cpu", "--dtype", "fp32"]
-        if rehearse
-        else ["--device", "cuda", "--dtype", "bf16"]
-    )
+    # few CPUs have units for bf16
+    device, dtype = ("cpu", "fp32") if rehearse else ("cuda", "bf16")
+    speed += ["--device", device, "--dtype", dtype]
     if options.original:
         speed += ["--original", *map(str, options.original)]
     model = (TINY_MODEL if rehearse else MODEL).split()
