@@ -1,26 +1,17 @@
-"""The digest of a model's dictionaries in its state, and the share of ``<unk>`` in a text.
+"""The digest of a model's dictionaries in its state.
 
 Another dictionary of the same size would fit the model and give wrong losses.
 """
 
 import hashlib
-import logging
 import struct
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
-
-logger = logging.getLogger(__name__)
-
-# Losses on a text with more <unk> than this share say little.
-_MOST_UNKNOWN = 0.01
-# tokens that are compared at once
-_TOKENS_AT_ONCE = 2**24
 
 
 class DictionaryDigest(nn.Module):
@@ -63,34 +54,3 @@ def digest(dictionary: Dictionary) -> Tensor:
     """Return a hash (8,) of a dictionary's symbols, in their order."""
     hashed = hashlib.sha256("\n".join(dictionary.symbols).encode())
     return torch.tensor(struct.unpack("<8I", hashed.digest()))
-
-
-def log_unknown(unknown: int, tokens: int, text: str, in_training: float = 1.0) -> None:
-    """Log how many tokens of a text are ``<unk>``; warn if :func:`are_many`.
-
-    ``in_training`` is their share in the training part.
-    """
-    share = f"{text}: {100 * unknown / max(tokens, 1):.1f} % of {tokens:,} tokens are <unk>"
-    if not are_many(unknown, tokens):
-        logger.info(share)
-    elif in_training < unknown / tokens / 10:
-        logger.warning(
-            "%s, and %.2f %% in training: the model cannot predict what it did not see, so this "
-            "loss is mostly theirs; prepare the data with a threshold or in subwords",
-            share,
-            100 * in_training,
-        )
-    else:
-        easy = "<unk> is easy to predict, so do not compare this loss with others on this text"
-        logger.warning("%s: %s", share, easy)
-
-
-def are_many(unknown: int, tokens: int) -> bool:
-    """Return whether more tokens are ``<unk>`` than a loss can ignore: 1 %."""
-    return unknown > _MOST_UNKNOWN * tokens
-
-
-def count_symbol(tokens: np.ndarray, symbol: int) -> int:
-    """Return how often a symbol occurs in tokens (N,), which may be more than memory holds."""
-    pieces = (tokens[i : i + _TOKENS_AT_ONCE] for i in range(0, len(tokens), _TOKENS_AT_ONCE))
-    return sum(int(np.count_nonzero(piece == symbol)) for piece in pieces)

@@ -1,15 +1,10 @@
 """Options of models, tasks, losses and optimizers."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
-
-import torch
-
-logger = logging.getLogger(__name__)
 
 
 def option(default: Any, text: str) -> Any:
@@ -33,13 +28,3 @@ def naming_options(options: Mapping[str, str]) -> Iterator[None]:
             return flag(options[parameter[1]]) if parameter[1] in options else parameter[0]
 
         raise ValueError(re.sub(r"`(\w+)`", name, str(error))) from None
-
-
-def warn_amp_without_gpu(options: object) -> None:
-    """Warn of ``--amp`` on a machine without a GPU, where fairseq ignores it."""
-    # without a root configuration, the value is the name of the option that has it
-    if getattr(options, "amp", False) is True and not torch.cuda.is_available():
-        logger.warning(
-            "--amp needs a GPU: this machine computes in single precision, as without it; for "
-            "half precision on a CPU give --bf16"
-        )

@@ -18,7 +18,6 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
 from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.python_interface.lines import LineCoder
 from fairseq_plugins.python_interface.scoring import (
@@ -31,7 +30,7 @@ from fairseq_plugins.python_interface.scoring import (
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.generation import PromptGenerator, SeededSampling
 from fairseq_plugins.segment_language_model.past import Past
-from fairseq_plugins.segment_language_model.split import load_tokens
+from fairseq_plugins.segment_language_model.split import load_tokens, log_unknown
 from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from fairseq_plugins.units import loss_unit
@@ -122,7 +121,7 @@ class LanguageModel(LoadedModel):
     def as_score(self, tokens: Tensor, losses: Tensor) -> Score:
         """Return the score of tokens (N,) with losses (N,) in nats."""
         if unknown := int(tokens.eq(self.text.dictionary.unk()).sum()):
-            log_unknown(unknown, len(tokens), "the text")
+            log_unknown(unknown / len(tokens), len(tokens), "the text")
         return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
     def _read_split(

@@ -6,6 +6,7 @@ Shapes: N tokens of the split.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import struct
 
@@ -17,10 +18,12 @@ from fairseq.data.indexed_dataset import (
     index_file_path,
 )
 
-from fairseq_plugins.fairseq_integration.dictionaries import are_many, count_symbol, log_unknown
+logger = logging.getLogger(__name__)
 
 # tokens to compare at once: comparing a billion would take gigabytes
 SCANNED = 2**24
+# the share of <unk> that a loss can ignore
+NEGLIGIBLE = 0.01
 
 
 def load_tokens(
@@ -36,14 +39,13 @@ def load_tokens(
         if (part := _load_part(path, dictionary, dataset_impl)) is None:
             break
         parts.append(part)
-        unknown, in_training = count_symbol(part, dictionary.unk()), 1.0
-        if are_many(unknown, len(part)):
-            trained_on = _load_part(
-                os.path.join(os.path.dirname(path), "train"), dictionary, dataset_impl
-            )
+        share, in_training = _share(part, dictionary.unk()), 1.0
+        if share > NEGLIGIBLE:
+            folder = os.path.dirname(path)
+            trained_on = _load_part(os.path.join(folder, "train"), dictionary, dataset_impl)
             if trained_on is not None:
-                in_training = count_symbol(trained_on, dictionary.unk()) / max(1, len(trained_on))
-        log_unknown(unknown, len(part), path, in_training)
+                in_training = _share(trained_on, dictionary.unk())
+        log_unknown(share, len(part), path, in_training)
         if not combine:
             break
     if not parts:
@@ -67,6 +69,28 @@ def load_tokens(
             "padding and would not score: replace that word in the text and binarize it again"
         )
     return tokens
+
+
+def log_unknown(share: float, tokens: int, text: str, in_training: float = 1.0) -> None:
+    """Log the share of ``<unk>`` in a text, and warn if it is large, or larger than in training."""
+    described = f"{text}: {100 * share:.1f} % of {tokens:,} tokens are <unk>"
+    if share <= NEGLIGIBLE:
+        logger.info(described)
+    elif in_training < share / 10:
+        logger.warning(
+            "%s, and %.2f %% in training: the model cannot predict what it did not see, so this "
+            "loss is mostly theirs; prepare the data with a threshold or in subwords",
+            described,
+            100 * in_training,
+        )
+    else:
+        easy = "<unk> is easy to predict, so do not compare this loss with others on this text"
+        logger.warning("%s: %s", described, easy)
+
+
+def _share(tokens: np.ndarray, symbol: int) -> float:
+    count = sum(int(np.count_nonzero(piece == symbol)) for piece in _pieces(tokens))
+    return count / max(1, len(tokens))
 
 
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
