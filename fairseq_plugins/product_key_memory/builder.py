@@ -110,7 +110,21 @@ def build_memory(
         options.memory_value_dropout,
     )
     memory.register_load_state_dict_pre_hook(_refuse_removed_options)
+    memory.register_load_state_dict_pre_hook(begin_anew)
     return memory
+
+
+def begin_anew(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Let a module that a state lacks keep its values: a memory, put into a trained model.
+
+    What the state has in its place, a feed-forward sublayer, goes.
+    """
+    initial = {prefix + name: value for name, value in module.state_dict().items()}
+    if initial.keys().isdisjoint(state_dict):
+        logger.warning("the checkpoint has no %s: it begins with new values", prefix[:-1])
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            del state_dict[name]
+        state_dict.update(initial)
 
 
 def _refuse_removed_options(

@@ -21,7 +21,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder, begin_anew
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
 
@@ -38,6 +38,7 @@ class _MemoryLayer(nn.Module):
         if interleave:
             self.memory = memory
             self.memory_layer_norm = LayerNorm(self.embed_dim)
+            self.memory_layer_norm.register_load_state_dict_pre_hook(begin_anew)
             return
         final_layer_norm = self.final_layer_norm
         del self.fc1, self.final_layer_norm
@@ -46,6 +47,7 @@ class _MemoryLayer(nn.Module):
         self.fc2 = self.activation_fn = self.activation_dropout_module = nn.Identity()
         self.memory = memory
         self.final_layer_norm = final_layer_norm
+        self.register_load_state_dict_pre_hook(_drop_replaced)
 
     def forward(self, x: Tensor, *args: Any, **options: Any) -> Any:
         """Map ``x`` (T, B, d) to (T, B, d), and return what else fairseq's layer returns."""
@@ -65,6 +67,14 @@ class _MemoryLayer(nn.Module):
         x = x + self.dropout_module(read(entering))
         x = x if self.normalize_before else self.memory_layer_norm(x)
         return (x, *others) if others else x
+
+
+def _drop_replaced(_: nn.Module, state_dict: dict[str, Tensor], prefix: str, *__: Any) -> None:
+    """Drop the feed-forward sublayer of a model without memories."""
+    replaced = tuple(f"{prefix}{name}." for name in ("fc1", "fc2", "ffn_layernorm"))
+    if not any(name.startswith(f"{prefix}memory.") for name in state_dict):
+        for name in [name for name in state_dict if name.startswith(replaced)]:
+            del state_dict[name]
 
 
 class MemoryEncoderLayer(_MemoryLayer, TransformerEncoderLayerBase):

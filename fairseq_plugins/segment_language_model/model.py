@@ -85,6 +85,12 @@ class SegmentDecoder(FairseqDecoder):
         # what a model without recurrence sees in generation, its length in training
         self.segment = cfg.tokens_per_sample + cfg.extended_context
         self.masks_padding = bool(cfg.memory_layers)
+        if cfg.memory_layers and cfg.memory_interleave:
+            from fairseq_plugins.product_key_memory.builder import begin_anew
+
+            for layer in network.layers:
+                if layer.memory is not None:
+                    layer.memory_layer_norm.register_load_state_dict_pre_hook(begin_anew)
 
     def extract_features(
         self,

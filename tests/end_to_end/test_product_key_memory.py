@@ -3,6 +3,7 @@
 import math
 import re
 
+import pytest
 import torch
 
 from tests.end_to_end.commands import ALL, USER_DIR, loss, run, tokens_evaluated
@@ -59,3 +60,25 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
     values = parameters(tmp_path)["decoder.layers.1.memory.values.weight"]
     assert values.shape == (64, 8)
     assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
+
+
+@pytest.mark.parametrize("interleave", [(), ("--memory-interleave",)])
+@pytest.mark.parametrize("paper", ["product_key_memory", "transformer_xl"])
+def test_a_memory_is_put_into_a_trained_model(corpora, tmp_path, paper, interleave):
+    """All that the trained model has stays, except the feed-forward sublayer that is replaced."""
+    sizes = "--memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8"
+    options = ("--max-update", 1, *sizes.split(), *interleave, "--memory-layers")
+    run(*training_command(corpora, paper, tmp_path / "plain", *options, ""))
+    start = tmp_path / "plain" / "checkpoint_last.pt"
+    options = (*options, "2", "--finetune-from-model", start, "--optimizer", "adam_with_memory")
+    options += ("--lr", 0, "--memory-lr", 0)
+    printed = run(*training_command(corpora, paper, tmp_path / "new", *options))
+    assert "begins with new values" in printed
+    before, after = parameters(tmp_path / "plain"), parameters(tmp_path / "new")
+    replaced = {name for name in before if re.search(r"layers\.1\.(feed_forward\.)?fc[12]\.", name)}
+    for name in before.keys() - (set() if interleave else replaced):
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
+    added = after.keys() - before.keys()
+    assert any("values.weight" in name for name in added)
+    assert all("layers.1." in name for name in added)
+    assert replaced.isdisjoint(after) != bool(interleave)
