@@ -12,6 +12,7 @@ Each callable projects a tensor in place; it has its parameter's shape and the c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,15 +48,18 @@ def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
     """Return the options of fairseq's ``adam`` as torch's optimizers take them."""
     if cfg.fp16_adam_stats:
         raise ValueError("--fp16-adam-stats with this --optimizer: leave it out")
-    betas = cfg.adam_betas
-    if isinstance(betas, str):
-        betas = (float(beta) for beta in betas.strip("()[] ").split(","))
     return {
         "lr": cfg.lr[0],
-        "betas": tuple(betas),
+        "betas": parse_betas(cfg.adam_betas),
         "eps": cfg.adam_eps,
         "weight_decay": cfg.weight_decay,
     }
+
+
+def parse_betas(betas: str | Sequence[float]) -> tuple[float, ...]:
+    """Return Adam's betas from an option, such as "(0.9,0.98)"."""
+    numbers = betas.strip("()[] ").split(",") if isinstance(betas, str) else betas
+    return tuple(float(number) for number in numbers)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.options import option
-from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, parse_betas
 from fairseq_plugins.product_key_memory.fairseq_memory import (
     LazyValues,
     average_rows,
@@ -37,7 +37,8 @@ class AdamWithMemory(Adam):
     gradient starts as 1, so that it collects these factors. The update multiplies the tables'
     gradients by it.
 
-    No schedule changes ``memory_lr``; betas and eps are those of fairseq's Adam.
+    Eps is that of fairseq's Adam. ``memory_betas`` are, too, if None. ``memory_lr`` stays constant,
+    or with ``memory_scheduled`` has the same share of its value as Adam's rate has of ``lr``.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class AdamWithMemory(Adam):
         tables: list[LazyValues],
         memory_lr: float = 1e-3,
         memory_weight_decay: float = 0.0,
+        memory_betas: tuple[float, float] | None = None,
+        memory_scheduled: bool = False,
         **options: Any,
     ) -> None:
         for name, value in [("memory_lr", memory_lr), ("memory_weight_decay", memory_weight_decay)]:
@@ -56,6 +59,8 @@ class AdamWithMemory(Adam):
         self.moments: list[LazyAdam | None] = [None for _ in tables]
         self.memory_lr = memory_lr
         self.memory_weight_decay = memory_weight_decay
+        self.memory_betas = memory_betas
+        self.full_lr = self.defaults["lr"] if memory_scheduled else None
         if tables:
             device = self.param_groups[0]["params"][0].device
             self.scale = nn.Parameter(torch.ones((), device=device), requires_grad=False)
@@ -98,8 +103,10 @@ class AdamWithMemory(Adam):
         return loss
 
     def _update_tables(self, scale: Tensor) -> None:
-        betas, eps = self.param_groups[0]["betas"], self.param_groups[0]["eps"]
-        rates = self.memory_lr, self.memory_weight_decay
+        group = self.param_groups[0]
+        betas, eps = self.memory_betas or group["betas"], group["eps"]
+        share = group["lr"] / self.full_lr if self.full_lr else 1.0
+        rates = share * self.memory_lr, self.memory_weight_decay
         for number, table in enumerate(self.tables):
             grad, table.weight.grad = table.weight.grad, None
             if grad is None:
@@ -135,7 +142,15 @@ class AdamWithMemory(Adam):
 class AdamWithMemoryConfig(FairseqAdamConfig):
     """Options of ``--optimizer adam_with_memory``."""
 
-    memory_lr: float = option(1e-3, "learning rate of the memories' values, always the same")
+    memory_lr: float = option(1e-3, "learning rate of the memories' values, constant by default")
+    memory_scheduled: bool = option(
+        False, "let --lr-scheduler change --memory-lr by the same factor as --lr"
+    )
+    memory_betas: Optional[str] = option(
+        None,
+        "betas of the values' Adam, such as (0.9,0.999), which the published code has (default: "
+        "--adam-betas)",
+    )
     memory_weight_decay: float = option(
         0.0, "weight decay of the memories' values, where they were read"
     )
@@ -157,9 +172,12 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """Return the arguments of :class:`AdamWithMemory`."""
+        betas = self.cfg.memory_betas
         return {
             **adam_options(self.cfg),
             "memory_lr": self.cfg.memory_lr,
+            "memory_scheduled": self.cfg.memory_scheduled,
+            "memory_betas": betas and parse_betas(betas),
             "memory_weight_decay": self.cfg.memory_weight_decay,
         }
 

@@ -21,13 +21,13 @@ MODELS = {
 }
 
 
-def adam_by_hand(state, grad, step):
+def adam_by_hand(state, grad, step, lr=LR, betas=BETAS):
     """Return the state after a step of Adam for the rows that have a gradient."""
     table, mean, square = state
-    new_mean = BETAS[0] * mean + (1 - BETAS[0]) * grad
-    new_square = BETAS[1] * square + (1 - BETAS[1]) * grad**2
-    corrected = LR * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
-    new = table * (1 - DECAY * LR) - corrected * new_mean / (new_square.sqrt() + EPS)
+    new_mean = betas[0] * mean + (1 - betas[0]) * grad
+    new_square = betas[1] * square + (1 - betas[1]) * grad**2
+    corrected = lr * (1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step)
+    new = table * (1 - DECAY * lr) - corrected * new_mean / (new_square.sqrt() + EPS)
     read, after = grad.ne(0).any(-1, keepdim=True), (new, new_mean, new_square)
     return [torch.where(read, x, old) for x, old in zip(after, state, strict=True)]
 
@@ -72,6 +72,23 @@ def test_updates_equal_adam_for_the_rows_that_were_read(
         exact = saved.get("master", table)
         torch.testing.assert_close(exact, state[0].float(), rtol=1e-5, atol=1e-6)
         assert torch.equal(table, exact.to(dtype))
+
+
+def test_values_may_follow_the_schedule_with_betas_of_their_own():
+    memory = make_memory()
+    rates = {"memory_lr": LR, "memory_weight_decay": DECAY, "adam_eps": EPS, "lr": [0.1]}
+    changes = {"memory_scheduled": True, "memory_betas": "(0.7, 0.9)"}
+    optimizer = adam_with_memory(memory, **rates, **changes)
+    table = memory.values.weight
+    state = [table.double(), *torch.zeros(2, *table.shape).double()]
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        optimizer.set_lr(0.1 / step)
+        optimizer.backward(memory(torch.randn(5, WIDTH)).square().sum())
+        gradient = table.grad.to_dense().double()
+        optimizer.step()
+        state = adam_by_hand(state, gradient, step, LR / step, (0.7, 0.9))
+        torch.testing.assert_close(table, state[0].float(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_loss_times_zero_moves_nothing():
