@@ -10,7 +10,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
-from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 
 VOCABULARY = 20

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 
 
 def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:

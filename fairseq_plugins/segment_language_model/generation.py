@@ -30,7 +30,7 @@ from torch import Tensor
 from fairseq_plugins.fairseq_integration.options import flag
 from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
 from fairseq_plugins.segment_language_model.prompt_readers import PromptedModels
-from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 
 logger = logging.getLogger(__name__)
 # a text with its scores, as fairseq's commands print it

@@ -31,7 +31,7 @@ from fairseq_plugins.segment_language_model.options import (
 from fairseq_plugins.segment_language_model.past import HiddenStates, Past
 
 if TYPE_CHECKING:
-    from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+    from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 
 CHANGED_IN_EVALUATION = (
     "attention_kernel",

@@ -25,10 +25,10 @@ from fairseq_plugins.segment_language_model.options import (
     find_dictionary,
 )
 from fairseq_plugins.segment_language_model.split import load_tokens
+from fairseq_plugins.segment_language_model.stream_pasts import StreamPasts
 from fairseq_plugins.segment_language_model.streams import (
     RunningText,
     StreamIterator,
-    StreamPasts,
     TokenStreams,
 )
 

@@ -24,7 +24,7 @@ from fairseq_plugins.all_attention.optimizer import (
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from fairseq_plugins.segment_language_model.batch_split import split_batch
-from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
 from tests.every_model import CASES, build_criterion, make_batch

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
-from fairseq_plugins.segment_language_model.streams import EnsemblePasts
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, build_criterion, make_batch

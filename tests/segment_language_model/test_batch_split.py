@@ -5,12 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import (
-    EnsemblePasts,
-    StreamIterator,
-    StreamPasts,
-    TokenStreams,
-)
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts, StreamPasts
+from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import EnsemblePasts, StreamPasts
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts, StreamPasts
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 

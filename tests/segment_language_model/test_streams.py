@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.streams import (
-    EnsemblePasts,
-    StreamIterator,
-    StreamPasts,
-    TokenStreams,
-)
+from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts, StreamPasts
+from fairseq_plugins.segment_language_model.streams import StreamIterator, TokenStreams
 from tests.tiny import dictionary, text, tiny_model, tokens
 
 PAD, EOS = 1, 2
