@@ -12,6 +12,7 @@ from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryOptions
 from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.usage_log import UsageLog
 from fairseq_plugins.product_key_memory.values import Values
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class MemoryBuilder:
         option: str = "memory_layers",
         values: Values | None = None,
     ) -> None:
-        self.options = options
+        self.options, self.option = options, option
         self.embed_dim = embed_dim
         self.numbers = parse_memory_layers(getattr(options, option), num_layers, flag(option))
         self.values = values
@@ -65,6 +66,9 @@ class MemoryBuilder:
             return None
         with naming_options(PARAMETERS):
             memory = build_memory(self.options, self.embed_dim, self.values)
+        slots, part = len(memory.values.weight), self.option.removesuffix("memory_layers")
+        log = UsageLog(slots, memory.heads, f"{part}memory{number}")
+        memory.keys.register_forward_hook(log)
         if self.options.memory_share_values:
             self.values = memory.values
         return memory

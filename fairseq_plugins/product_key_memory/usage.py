@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class MemoryUsage:
@@ -26,9 +26,7 @@ class MemoryUsage:
         self.reads = torch.zeros(heads, slots, dtype=torch.float64)
         self.tokens = 0
 
-    def __call__(
-        self, keys: nn.Module, inputs: tuple[Tensor, int], selected: tuple[Tensor, Tensor]
-    ) -> None:
+    def __call__(self, keys: object, inputs: object, selected: tuple[Tensor, Tensor]) -> None:
         """Record the scores and slots, both (N, H, k), that a memory's keys select."""
         scores, slots = selected
         self.record(slots, scores.detach().softmax(-1))

@@ -1,5 +1,6 @@
 """Product-key memories through fairseq's commands."""
 
+import json
 import math
 import re
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import ALL, USER_DIR, loss, run, tokens_evaluated
-from tests.end_to_end.trainings import parameters, training_command
+from tests.end_to_end.trainings import logged, parameters, training_command
 
 TASK = (*USER_DIR, "--task", "language_modeling")
 
@@ -82,3 +83,23 @@ def test_a_memory_is_put_into_a_trained_model(corpora, tmp_path, paper, interlea
     assert any("values.weight" in name for name in added)
     assert all("layers.1." in name for name in added)
     assert replaced.isdisjoint(after) != bool(interleave)
+
+
+def test_a_validation_logs_the_usage_of_each_memory(corpora, data, tmp_path):
+    """It is what scripts.evaluate.memory_usage measures."""
+    words = ("--max-update", 6, "--validate-interval-updates", 3, "--valid-subset", "test")
+    words = training_command(corpora, "product_key_memory", tmp_path, *words)
+    printed = run(*words).replace("| test |", "| valid |").replace('"test_', '"valid_')
+    numbers = {
+        name: float(x) for name, x in logged(printed)["valid", 6].items() if "memory" in name
+    }
+    words = ("--data", data, "--checkpoint", tmp_path / "checkpoint_last.pt", "--split", "test")
+    run("scripts.evaluate.memory_usage", *words, "--output", tmp_path / "usage", "--cpu")
+    measured = json.loads((tmp_path / "usage" / "memory_usage.json").read_text())
+    (model,) = measured["models"]
+    assert numbers == {
+        f"{memory}_{name}": pytest.approx(figures[name], abs=5e-4)
+        for memory, figures in model["memories"].items()
+        for name in ("usage", "kl")
+    }
+    assert len(numbers) == 4
