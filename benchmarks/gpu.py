@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> None:
     if options.data is None:
         options.data = options.output / "data" / "bin"
         folder = str(options.output.resolve() / "data")
-        words = [sys.executable, "-m", "scripts.prepare.python_source", "--subwords", "2048"]
+        words = [sys.executable, "-m", "scripts.prepare", "python_source"]
         subprocess.run([*words, "--output", folder], cwd=ROOT, check=True)
     done = []
     for stage in stages(options):

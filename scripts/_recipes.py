@@ -1,4 +1,4 @@
-"""Recipes as data, and the commands that they stand for."""
+"""Recipes as data, and the commands and configurations that they stand for."""
 
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -103,21 +103,11 @@ def to_words(options: Options, data: str, checkpoints: str = "") -> list[str]:
 
 
 def prepare_commands(recipe: Options, data: str, more: Options) -> list[list[str]]:
-    """Return the command that writes DATA/bin, after one that gets its texts, DATA/source."""
-    steps = {name: step for name, step in recipe["prepare"].items() if step != NO}
-    # --from is for the download, the first command
-    download = {"from": more["from"]} if "from" in more else {}
-    *before, last = steps
-    steps[last] = merge(steps[last], {k: v for k, v in more.items() if k not in download})
-    if before and not any("DATA/source" in str(value) for value in steps[last].values()):
-        before = []  # the user gives another text
-    first, *_ = names = [*before, last]
-    steps[first] = merge(steps[first], download)
-    commands = []
-    for name in names:
-        options = {**steps[name], "output": data if name == last else f"{data}/source"}
-        commands.append(["python", "-m", f"scripts.prepare.{name}", *to_words(options, data)])
-    return commands
+    """Return the command that writes DATA/bin, of the recipe's corpus or a text of the user."""
+    ((name, step),) = [(name, step) for name, step in recipe["prepare"].items() if step != NO]
+    options = {**merge(step, more), "output": data}
+    name = "text" if "input" in more else name
+    return [["python", "-m", "scripts.prepare", name, *to_words(options, data)]]
 
 
 def train_commands(
@@ -189,3 +179,48 @@ def explain(paper: str, words: list[str]) -> list[str]:
         for option, value in pairs
         if f"{option[2:]} {value}" in reasons
     ]
+
+
+def hydra_configuration(words: list[str]) -> str:
+    """Return what the words of a fairseq-train command say as YAML for fairseq-hydra-train."""
+    from argparse import Namespace
+
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+    from omegaconf import OmegaConf
+
+    from fairseq_plugins.fairseq_integration.registration import register
+
+    register()
+    namespace = options.parse_args_and_arch(options.get_training_parser(), words)
+    groups = OmegaConf.to_container(convert_namespace_to_omegaconf(namespace), enum_to_str=True)
+    preset = Namespace()
+    ARCH_CONFIG_REGISTRY[namespace.arch](preset)
+    if not isinstance(groups["model"], dict):
+        groups["model"] = vars(groups["model"])
+    # others refer to the first group that has an option
+    order = ["common", "dataset", "optimization", "distributed_training", "checkpoint"]
+    order += ["task", "model", "criterion", "optimizer", "lr_scheduler"]
+    wanted = {"data", *vars(preset)}
+    wanted |= {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    # Hydra writes each training's log
+    wanted.discard("log_file")
+    config: dict[str, Any] = {}
+    for group in order:
+        values = {name: groups[group][name] for name in wanted & groups[group].keys()}
+        if groups[group].get("_name"):
+            values["_name"] = groups[group]["_name"]
+        config[group] = dict(sorted(values.items()))
+        wanted -= values.keys()
+    config["model"] = {**config["model"], "_name": ARCH_MODEL_NAME_REGISTRY[namespace.arch]}
+    config["model"].pop("arch", None)
+    # train.log beside the checkpoints, also in a sweep whose trainings have a folder each
+    folder = "${checkpoint.save_dir}"
+    config["hydra"] = {
+        "run": {"dir": folder},
+        "sweep": {"dir": folder, "subdir": "."},
+        "job": {"name": "train", "chdir": False},
+        "output_subdir": None,
+    }
+    return yaml.safe_dump(config, sort_keys=False)

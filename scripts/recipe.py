@@ -1,6 +1,6 @@
 """Recipes: published settings, and small ones, as data in examples/<paper>/recipes.yaml.
 
-    python -m scripts.recipe                                list all, with groups for tables
+    python -m scripts.recipe [PART]                         list those whose name has PART, or all
     python -m scripts.recipe PAPER/NAME show                print the commands, run nothing
     python -m scripts.recipe PAPER/NAME prepare DATA        then fairseq reads DATA/bin
     python -m scripts.recipe PAPER/NAME train DATA CHECKPOINTS
@@ -8,23 +8,25 @@
     python -m scripts.recipe PAPER/NAME evaluate DATA CHECKPOINTS
     python -m scripts.recipe results OUT [--to-reach LOSS]
 
-Options at the end win over those of the recipe; "--option no" takes one back. `prepare` passes
---from to the download, other options to the command that writes DATA/bin. `show --hydra` prints a
-configuration for fairseq-hydra-train.
+Options at the end win over those of the recipe; "--option no" takes one back. `prepare DATA --input
+TEXT` prepares your own text in place of the recipe's. `show --hydra` prints a configuration for
+fairseq-hydra-train.
 
 Several names, names of groups, or --seeds 1 2 make tables: train, finish and evaluate then read
 and write OUT/PAPER/NAME/SEED in place of CHECKPOINTS, one after another, and pass over what is
 complete. `results` prints one table of them.
 """
 
+import json
+import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from scripts._hydra_configuration import hydra_configuration
-from scripts._recipe_results import results_table
 from scripts._recipes import (
     ACTIONS,
     NO,
@@ -34,12 +36,14 @@ from scripts._recipes import (
     commands,
     explain,
     find_recipes,
+    hydra_configuration,
     load,
     merge,
     parse,
     read_recipes,
 )
 from scripts._shared.commands import format_command, program
+from scripts._shared.results import markdown_table
 
 
 def describe(recipe: Options, *keys: str) -> str:
@@ -89,6 +93,7 @@ def run_action(
     todo = commands(paper, name, action, *folders, more=more)
     folder = Path(folders[-1])
     if action == "prepare":
+        # it compares what is there with what it would write
         for words in todo:
             run(words)
         return
@@ -108,16 +113,20 @@ def run_action(
     record.write_text(text, "utf-8")
 
 
-def print_list() -> None:
-    """Print all recipes and groups, by paper."""
-    print(__doc__)
+def print_list(part: str = "") -> bool:
+    """Print the recipes and groups whose names have a part; return whether there are any."""
+    lines = []
     for paper in PAPERS:
         content = read_recipes(paper)
-        names = [name for name in content["recipes"] if not name.startswith("_")]
-        width = max(map(len, names)) + len(paper) + 1
-        for name in names:
-            print(f"{f'{paper}/{name}':{width}}  {describe(load(paper, name), 'published')}")
-        print(f"\ngroups: {', '.join(f'{paper}/{name}' for name in content['groups'])}\n")
+        names = {f"{paper}/{name}": name for name in content["recipes"] if name[0] != "_"}
+        for path, name in names.items():
+            if part in path:
+                width = max(map(len, names))
+                lines.append(f"{path:{width}}  {describe(load(paper, name), 'published')}")
+        groups = [f"{paper}/{name}" for name in content["groups"] if part in f"{paper}/{name}"]
+        lines += [f"\ngroups: {', '.join(groups)}\n"] if groups else []
+    print("\n".join(lines if part else [__doc__, *lines]))
+    return bool(lines)
 
 
 def work(words: list[str]) -> None:
@@ -125,14 +134,21 @@ def work(words: list[str]) -> None:
     end = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
     plain, more = words[:end], parse(words[end:])
     if not plain or "help" in more:
-        return print_list()
+        print_list()
+        return
     if plain[0] == "results":
         if len(plain) != 2:
             raise ValueError("results takes one folder after it: the OUT of trainings")
-        return print(results_table(Path(plain[1]), more.get("to-reach", [None])[0]))
+        print(results_table(Path(plain[1]), more.get("to-reach", [None])[0]))
+        return
     verbs = [index for index, word in enumerate(plain) if word in ("show", *ACTIONS)]
     if not verbs:
-        raise ValueError(f"`{' '.join(plain)}` has no action: give show, {', '.join(ACTIONS)}")
+        if len(plain) > 1 or more or not print_list(plain[0]):
+            raise ValueError(
+                f"`{' '.join(plain)}` has no action, and is in no name of a recipe: give show, "
+                f"{', '.join(ACTIONS)}"
+            )
+        return
     action, folders = plain[verbs[0]], plain[verbs[0] + 1 :]
     recipes = find_recipes(plain[: verbs[0]])
     wanted = {"show": (0, 1, 2), "prepare": (1,)}.get(action, (2,))
@@ -142,14 +158,13 @@ def work(words: list[str]) -> None:
     if action == "show":
         if seeds:
             raise ValueError("--seeds is for train, finish and evaluate: show takes --seed")
-        for number, (paper, name) in enumerate(recipes):
+        for paper, name in recipes:
             if hydra == YES:
-                words = commands(paper, name, "train", *folders, more=more)[0]
-                print(hydra_configuration(words[1:]))
-                continue
-            if number:
+                train = commands(paper, name, "train", *folders, more=more)[0]
+                print(hydra_configuration(train[1:]))
+            else:
+                show(paper, name, folders, more)
                 print()
-            show(paper, name, folders, more)
     elif action == "prepare":
         # most tables have the same data for all recipes
         for paper, name in {str(load(*recipe)["prepare"]): recipe for recipe in recipes}.values():
@@ -162,6 +177,79 @@ def work(words: list[str]) -> None:
                 run_action(paper, name, action, [folders[0], folder], options, again=False)
     else:
         run_action(*recipes[0], action, folders, more)
+
+
+def in_unit(bits: float, unit: str) -> str:
+    """Return a loss in bits a symbol as the unit of the data has it."""
+    return f"{bits:.4f} bits" if unit in ("characters", "bytes") else f"{2**bits:.2f} ppl"
+
+
+def data_unit(folder: Path) -> str:
+    """Return the unit of the data that a training read, from the record of its command."""
+    path = Path((folder / "train.done").read_text("utf-8").split()[1], "units.json")
+    return json.loads(path.read_text("utf-8"))["unit"] if path.exists() else "words"
+
+
+def test_results(folder: Path, unit: str) -> str:
+    """Return the result of the evaluation: BLEU by folder, or the loss in the unit of the data."""
+    scores = []
+    for path in sorted(folder.glob("*/scores.json")):
+        score = json.loads(path.read_text("utf-8"))["detokenized"]["score"]
+        scores.append(f"{path.parent.name} {score:.1f}")
+    log = folder / "evaluate.log"
+    if scores or not log.exists():
+        return ", ".join(scores)
+    losses = re.findall(r"Loss \(base 2\): ([\d.]+)", log.read_text("utf-8"))
+    return in_unit(float(losses[-1]), unit) if losses else ""
+
+
+def training_row(folder: Path, to_reach: float | None) -> list[str]:
+    """Return the figures of a training: those of its log, and of its evaluation."""
+    unit, updates, seconds = data_unit(folder), 0, 0.0
+    # updates, loss in bits, and minutes of training of each validation
+    checks: list[tuple[int, float, float]] = []
+    speeds = []
+    text = (folder / "train.log").read_text(encoding="utf-8", errors="replace")
+    for line in re.findall(r'\{".*\}$', text, re.MULTILINE):
+        figures: dict[str, Any] = json.loads(line)
+        seconds = float(figures.get("wall", figures.get("train_wall_total", seconds)))
+        updates = int(figures.get("valid_num_updates", figures.get("num_updates", updates)))
+        if "wps" in figures:
+            speeds.append(float(figures["wps"]))
+        if "valid_num_updates" in figures:
+            bits = float(figures.get("valid_nll_loss", figures["valid_loss"]))
+            checks.append((updates, bits, seconds / 60))
+    lowest = in_unit(min(bits for _, bits, _ in checks), unit) if checks else ""
+    speed = f"{statistics.median(speeds[1:]):,.0f}" if speeds[1:] else ""
+    row = [f"{updates:,}", lowest, test_results(folder, unit), speed]
+    row.append(f"{seconds / 60:.1f}" if seconds else "")
+    if to_reach is not None:
+        reached = [check for check in checks if check[1] <= to_reach][:1]
+        row += [f"{reached[0][0]:,}", f"{reached[0][2]:.1f}"] if reached else ["never", ""]
+    return row
+
+
+def results_table(output: Path, loss: str | None = None) -> str:
+    """Return a table of the trainings in OUT/PAPER/NAME/SEED, or in any folders below.
+
+    ``loss`` (--to-reach) is a validation loss in bits a symbol: when a training first had it.
+    """
+    if not output.is_dir():
+        raise ValueError(f"there is no folder {output}: name the OUT of trainings")
+    try:
+        to_reach = None if loss is None else float(loss)
+    except ValueError as error:
+        raise ValueError(f"--to-reach is {loss}: give a loss in bits, such as 2.69") from error
+    heads = ["recipe", "seed", "updates", "lowest validation loss", "test loss or BLEU"]
+    heads += ["tokens/s", "minutes"]
+    if to_reach is not None:
+        heads += [f"updates to {to_reach} bits", "minutes to it"]
+    folders = [path.parent for path in sorted(output.rglob("train.done"))]
+    if not folders:
+        raise ValueError(f"{output} has no finished trainings of recipes: train some with --seeds")
+    names = [[str(folder.relative_to(output).parent), folder.name] for folder in folders]
+    rows = [training_row(folder, to_reach) for folder in folders]
+    return markdown_table(heads, [[*name, *row] for name, row in zip(names, rows, strict=True)])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,6 +1,8 @@
 """Write files atomically: nobody ever sees half a file."""
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,21 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder to write to; it becomes ``output`` when it is complete."""
+    # with the process id: a child of a killed run may still write to that run's folder
+    partial = output.with_name(f"{output.name}.partial-{os.getpid()}")
+    for abandoned in output.parent.glob(f"{output.name}.partial-*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.replace(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,10 +2,7 @@
 
 import argparse
 import shlex
-import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.checkpoints import save_for_new_training
 from scripts._shared.commands import short
+from scripts._shared.files import new_folder
 from scripts.convert import TENSORFLOW
 from scripts.convert._models import convert_model
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
@@ -74,20 +72,6 @@ def check_new(output: Path, option: str = "--output ") -> None:
     """Refuse a folder with files."""
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise ValueError(f"{option}{short(output)} is there already: name another, or remove it")
-
-
-@contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder to write to; it becomes ``output`` when it is complete."""
-    part = output.with_name(f"{output.name}.partial")
-    # a killed run may have left it
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        yield part
-        part.replace(output)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def convert(arguments: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from scripts._shared.commands import short
-from scripts.prepare._binarize import OTHER_WHITESPACE, VISIBLE_SPACE
+from scripts.prepare._read import OTHER_WHITESPACE, VISIBLE_SPACE
 
 # ends of a checkpoint's files, after PREFIX
 _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
@@ -186,7 +186,7 @@ def read_symbols(path: Path) -> list[str]:
 
     One Billion Word's symbols for a sentence's end and an unknown word are renamed as in the other
     data. Blanks within a word, where Python 2 did not split it, are written as in
-    scripts.prepare.lm1b.
+    `scripts.prepare lm1b`.
 
     Raises ValueError if the file is damaged or not a cache.pkl.
     """

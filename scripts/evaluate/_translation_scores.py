@@ -7,7 +7,7 @@ tokenized     BLEU as in papers of 2017: of Moses tokens, without smoothing, as 
 gleu          GLEU (Wu et al. 2016, arXiv:1609.08144, section 5.2) of the same tokens
 exact         share of the translations with exactly the words of their reference
 
-Punctuation is normalized before tokenization, as in scripts.prepare.translation.
+Punctuation is normalized before tokenization, as in `scripts.prepare translation`.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
-from scripts.prepare._subwords import moses_tokenizer
+from scripts.prepare._symbols import moses_tokenizer
 
 # Longest n-gram that counts.
 ORDER = 4

@@ -29,7 +29,7 @@ from scripts._shared.commands import format_command, program, run_child, short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
 from scripts.prepare._lines import read_lines
-from scripts.prepare._subwords import check_language
+from scripts.prepare._symbols import check_language
 
 # values of --branch-weights, for a weighted_transformer
 LEARNED = "learned"
@@ -41,13 +41,13 @@ def read_references(options: argparse.Namespace) -> tuple[Path, list[str]]:
     from fairseq.data.data_utils import load_indexed_dataset
 
     source, target, split = options.source_lang, options.target_lang, options.split
-    # as scripts.prepare.translation writes it
+    # as `scripts.prepare translation` writes it
     beside = options.data.parent / "references" / f"{split}.{target}"
     path = options.reference or beside
     if not path.is_file():
         raise ValueError(
             f"--reference: there is no {short(path)}: name a file with the raw translations of "
-            f"--split {split}, one sentence per line; scripts.prepare.translation keeps those of "
+            f"--split {split}, one sentence per line; `scripts.prepare translation` keeps those of "
             "test parts"
         )
     references = list(read_lines(path))
@@ -60,8 +60,7 @@ def read_references(options: argparse.Namespace) -> tuple[Path, list[str]]:
         raise ValueError(
             f"--reference {short(path)} has {len(references):,} lines, --split {split} of "
             f"{short(options.data)} has {sentences:,} sentences: give the raw text that this part "
-            "was made from; for a validation part, which scripts.prepare.translation cleans, only "
-            "the pairs that it kept"
+            "was made from; for a validation part, which was cleaned, only the pairs that were kept"
         )
     return path, references
 

@@ -1,8 +1,6 @@
 """Read texts line by line, and write lines that several processes have worked on."""
 
-import argparse
 import gzip
-import os
 import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -22,22 +20,12 @@ SPECIAL = ("<s>", "</s>", "<pad>")
 CHUNK = 1000
 # Chunks read ahead for each process; more would only fill the memory.
 AHEAD = 8
-# Largest default of --workers: each process of fairseq holds the dictionary.
-MOST_WORKERS = 16
 # Progress bar, drawn on terminals only.
 progress = partial(tqdm, unit_scale=True, disable=None)
 
 # A function from a list of lines to a list of the same length.
 LineMapper = Callable[[list[str]], list[str]]
 _map_lines: LineMapper
-
-
-def add_workers_option(parser: argparse.ArgumentParser) -> None:
-    """Add --workers, by default one for each core, up to MOST_WORKERS."""
-    workers = min(os.cpu_count() or 1, MOST_WORKERS)
-    parser.add_argument(
-        "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
-    )
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -117,9 +105,7 @@ def write_lines(
     sizes = {"lines": 0, "words": 0}
     with (
         target.open("w", encoding="utf-8", newline="\n") as file,
-        progress(
-            desc=f"{target.parent.name.partition('.')[0]}/{target.name}", unit=" lines"
-        ) as bar,
+        progress(desc=f"{target.parent.name}/{target.name}", unit=" lines") as bar,
     ):
         for chunk in in_processes(lines, workers, make, *arguments):
             file.writelines(f"{line}\n" for line in chunk)

@@ -73,7 +73,7 @@ def decode_sample(log: str) -> str:
 def quickstart(output: Path) -> None:
     """Run all steps; the first two go on where they stopped."""
     data, checkpoints = short(output / "data"), output / "checkpoints"
-    words = [*python_command("prepare.python_source"), "--subwords", "2048", "--output", data]
+    words = [*python_command("prepare"), "python_source", "--output", data]
     run("corpus: the source files of Python's own standard library", words)
     sizes = json.loads((output / "data/preparation.json").read_text("utf-8"))["splits"]
     # characters and tokens include line ends
@@ -114,7 +114,7 @@ def quickstart(output: Path) -> None:
     write_json(output / "result.json", result)
 
     words = [program("fairseq-interactive"), *model, *SAMPLING]
-    words += ["--sentencepiece-model", f"{data}/sentencepiece.model"]
+    words += ["--sentencepiece-model", f"{data}/pieces/sentencepiece.model"]
     title = f"sample: {PROMPT!r} and what the model writes after it"
     print("\n" + decode_sample(run(title, words, output / "sample.log", f"{PROMPT}\n")), flush=True)
 

@@ -8,7 +8,7 @@ one long word in another order. No number of the test part occurs in training.
 Each step prints what it does and the shell command it runs, to be pasted at the repository root.
 Ctrl-C is safe at any moment: the same command resumes from the last checkpoint.
 
-OUTPUT/corpus, OUTPUT/data    the sentences; binarized for fairseq in data/bin
+OUTPUT/data                   the sentences, in data/text; binarized for fairseq in data/bin
 OUTPUT/checkpoints            checkpoints; the log, with the branch weights, is train.log
 OUTPUT/evaluation             translations of the test part and their scores
 """
@@ -23,7 +23,7 @@ from scripts.quickstart._steps import run, run_quickstart, train
 CORPUS = shlex.split("--train 30000 --valid 500 --test 1000 --seed 1")
 LANGUAGES = shlex.split("--source-lang en --target-lang de")
 # A German number is one word, so its sentence can have a third as many words as the English one.
-PREPARATION = shlex.split("--bpe-size 200 --max-ratio 4")
+PREPARATION = shlex.split("--unit subwords --bpe-size 200 --max-ratio 4")
 # No dropout, since training is so short. No loader process (--num-workers 0), since for so little
 # data it would only keep the two cores from computing.
 TRAINING = shlex.split("""
@@ -40,17 +40,9 @@ TRAINING = shlex.split("""
 
 def quickstart(output: Path) -> None:
     """Run all steps; all but the last go on where they stopped."""
-    corpus, data = short(output / "corpus"), short(output / "data")
-    checkpoints = output / "checkpoints"
-    words = [*python_command("prepare.number_names"), *CORPUS, "--output", corpus]
-    run("corpus: sentences with two numbers; no number is in two parts", words)
-    words = [*python_command("prepare.translation"), *LANGUAGES]
-    for part in ("train", "valid", "test"):
-        words += [f"--{part}", f"{corpus}/text/{part}"]
-    run(
-        "preparation: subword units, shared by both languages",
-        [*words, *PREPARATION, "--output", data],
-    )
+    data, checkpoints = short(output / "data"), output / "checkpoints"
+    words = [*python_command("prepare"), "number_names", *CORPUS, *PREPARATION, "--output", data]
+    run("corpus: sentences with two numbers, in subword units; no number is in two parts", words)
     checkpoints.mkdir(exist_ok=True)
     words = [f"{data}/bin", *LANGUAGES, *TRAINING, "--log-file", short(checkpoints / "train.log")]
     updates, seconds = train(words, checkpoints, "about 6 minutes of CPU time")

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from fairseq import checkpoint_utils
 
-from scripts.prepare import _binarize, python_source
+from scripts.prepare import __main__ as preparation
+from scripts.prepare import _binarize
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "fairseq_plugins"
@@ -120,8 +121,9 @@ def prepare_python(folder):
         (library / f"m{number:03}.py").write_text(source * 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_binarize, "run_child", run_here)
-        patch.setattr(python_source, "WORKERS", 1)
-        python_source.prepare(folder, library, subwords=60)
+        patch.setattr(preparation.sysconfig, "get_path", lambda name: library)
+        words = ["python_source", "--pieces", "60", "--workers", "1", "--output", str(folder)]
+        assert preparation.main(words) == 0
 
 
 def train(data, folder, *options, model=MODEL, workers=1, fails=False):

@@ -30,7 +30,7 @@ def test_all_steps_of_the_language_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(language_model, "TRAINING", few)
 
     def all_but_the_corpus(words, *arguments):
-        if "scripts.prepare.python_source" not in words:
+        if "python_source" not in words:
             run_here(words, *arguments)
 
     monkeypatch.setattr(steps, "run_child", all_but_the_corpus)

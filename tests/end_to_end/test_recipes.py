@@ -3,7 +3,6 @@
 import re
 
 from scripts import recipe
-from scripts._recipe_results import results_table
 from scripts.prepare import _binarize
 from tests.end_to_end.commands import PLUGIN, run, run_here
 
@@ -30,7 +29,7 @@ def test_each_kind_of_action_runs(data, tmp_path, monkeypatch):
     assert recipe.main([name, "train", *places, *SMALL, "2"]) == 0
     assert recipe.main([name, "finish", *places, *SMALL, "52"]) == 0
     assert recipe.main([name, "evaluate", *places, "--cpu"]) == 0
-    row = results_table(tmp_path / "out").splitlines()[-1]
+    row = recipe.results_table(tmp_path / "out").splitlines()[-1]
     assert len(re.findall(r" \d+\.\d+ (?:ppl|bits) ", row)) == 2
     prepared, text = tmp_path / "prepared", ["--input", str(data.parent), "--workers", "1"]
     line = ["transformer_xl/english_characters", "prepare", str(prepared), *text]

@@ -6,7 +6,7 @@ import pytest
 
 from fairseq_plugins.python_interface.text import TextCoder, build_lines
 from fairseq_plugins.units import read_units
-from scripts.prepare import text as prepare_text
+from scripts.prepare import __main__ as preparation
 
 LINES = ["Ein  Test: x_1, y-2!", "", "\tdef f(x):", "    return x\u00a0+ 1  ", "a\u2581b"]
 
@@ -31,8 +31,17 @@ def test_a_text_gets_the_indices_that_load_gives_it(words, tmp_path):
 
     (tmp_path / "text.txt").write_text("\n".join(LINES * 8) + "\n", encoding="utf-8")
     unit, *options = words.split()
-    line = ["--input", str(tmp_path / "text.txt"), "--unit", unit, *options, "--workers", "1"]
-    assert prepare_text.main([*line, "--output", str(tmp_path / "data")]) == 0
+    line = [
+        "text",
+        "--input",
+        str(tmp_path / "text.txt"),
+        "--unit",
+        unit,
+        *options,
+        "--workers",
+        "1",
+    ]
+    assert preparation.main([*line, "--output", str(tmp_path / "data")]) == 0
     folder, target = tmp_path / "data/bin", tmp_path / "target"
     target.mkdir()
     units, dictionary = read_units(folder), Dictionary.load(str(folder / "dict.txt"))

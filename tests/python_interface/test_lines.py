@@ -1,10 +1,7 @@
 """Text is read from Python as its preparation read it, whatever blanks it has."""
 
 import re
-import shutil
 import sys
-from argparse import Namespace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +10,9 @@ from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins import load
 from fairseq_plugins.python_interface.lines import Characters
-from scripts.prepare import _binarize, _characters, _pieces, python_source, text, translation
+from scripts.prepare import __main__ as preparation
+from scripts.prepare import _binarize
+from scripts.prepare._corpora import read_yaml
 from tests import tiny
 from tests.end_to_end.commands import run_here
 from tests.scripts.evaluate.saved_memory_models import write_translator
@@ -44,28 +43,36 @@ def prepare_text(folder, *options):
     for split in SPLITS:
         (folder / f"{split}.txt").write_bytes(TEXT.encode())
     words = ("--input", folder, "--output", folder / "out", "--workers", 1, "--unit", *options)
-    assert text.main([*map(str, words)]) == 0
+    assert preparation.main(["text", *map(str, words)]) == 0
     return TEXT
 
 
 def prepare_bytes(folder):
     content = TEXT.encode()
-    (folder / "text").write_bytes(content * 3)
-    archive = SimpleNamespace(unpack=lambda *_: [folder / "text"])
-    sizes, options = (len(content),) * 3, Namespace(newlines="eos", srcdict=None)
-    data_set = _characters.Characters([archive], len(set(content)), True, sizes=sizes)
-    (folder / "out" / "bin").mkdir(parents=True)
-    _characters.binarize(data_set, options, folder / "out" / "bin")
+    (folder / "enwik8").write_bytes(content * 3)
+    (source,) = read_yaml("corpora.yaml")["enwik8"]["get"]
+    changes = {"vocabulary": len(set(content)), "split": {"bytes": [len(content)] * 3}}
+    changes["get"] = [{**source, "texts": {}}]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changes.items():
+            patch.setitem(read_yaml("corpora.yaml")["enwik8"], name, value)
+        words = ("enwik8", "--from", folder / "enwik8", "--newlines", "eos")
+        assert preparation.main([*map(str, words), "--output", str(folder / "out")]) == 0
     return TEXT
 
 
 def prepare_pieces(folder):
     content = re.sub("[^ -~\n]", " ", TEXT)
-    (folder / "out" / "bin").mkdir(parents=True)
-    python_source.write_corpus({split: [content] for split in SPLITS}, 40, folder)
-    shutil.copy(folder / _pieces.MODEL, folder / "out")
-    python_source.binarize(folder, folder / "out" / "bin")
-    return content
+    library = folder / "library"
+    library.mkdir()
+    # one file of each part
+    for number in range(60):
+        (library / f"m{number:02}.py").write_text(content if number in (0, 9, 19) else "\n")
+    words = ("python_source", "--pieces", 40, "--workers", 1, "--output", folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation.sysconfig, "get_path", lambda name: library)
+        assert preparation.main([*map(str, words)]) == 0
+    return content + "\n\n"
 
 
 PREPARATIONS = {
@@ -116,7 +123,7 @@ def test_pieces_of_raw_text_keep_every_character(tmp_path):
     (tmp_path / "test.txt").write_bytes(written.encode())
     options = ("--unit", "sentencepiece", "--pieces", 320, "--workers", 1)
     words = ("--input", tmp_path, "--output", tmp_path / "again", *options)
-    assert text.main([*map(str, words)]) == 0
+    assert preparation.main(["text", *map(str, words)]) == 0
     processor = SentencePieceProcessor(
         model_file=str(tmp_path / "again" / "pieces" / "sentencepiece.model")
     )
@@ -130,7 +137,7 @@ def test_what_a_dictionary_of_characters_lacks_is_unknown(tmp_path, monkeypatch)
     for split, content in {"train": "a b\n", "valid": "a\n", "test": "a \u2581\tb\n"}.items():
         (tmp_path / f"{split}.txt").write_text(content)
     words = ("--input", tmp_path, "--output", tmp_path / "out", "--unit", "characters")
-    assert text.main([*map(str, words), "--workers", "1"]) == 0
+    assert preparation.main(["text", *map(str, words), "--workers", "1"]) == 0
     data = tmp_path / "out" / "bin"
     monkeypatch.setattr(tiny, "dictionary", lambda: Dictionary.load(str(data / "dict.txt")))
     write_checkpoint(tmp_path / "model.pt", "transformer_xl", mem_len=5)
@@ -149,7 +156,7 @@ def test_pairs_have_the_tokens_that_their_preparation_wrote(tmp_path, monkeypatc
     for part in ("train", "valid", "test"):
         words += [f"--{part}", tmp_path / "text"]
     words += ["--bpe-size", 9, "--workers", 1, "--max-ratio", 9]
-    assert translation.main([*map(str, words)]) == 0
+    assert preparation.main(["translation", *map(str, words)]) == 0
     data = tmp_path / "out" / "bin"
     monkeypatch.setattr(tiny, "dictionary", lambda: Dictionary.load(str(data / "dict.en.txt")))
     write_translator(tmp_path / "model.pt", source_lang="en", target_lang="fr")

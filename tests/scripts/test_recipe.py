@@ -9,7 +9,6 @@ import pytest
 from fairseq import options
 
 from scripts import recipe
-from scripts._recipe_results import results_table
 from scripts.docs.tables import parse
 from scripts.evaluate import translation
 from tests.recipes import HYDRA, NAMES, count
@@ -138,11 +137,11 @@ def test_a_text_of_the_user_replaces_the_download():
         words = recipe.parse([*more])
         return recipe.commands("transformer_xl", "english_words", "prepare", "D", more=words)
 
-    first, second = steps("--from", "archives", "--workers", "1")
-    assert first[2:] == ["scripts.prepare.english", "--from", "archives", "--output", "D/source"]
-    (only,) = steps("--input", "TEXT", "--workers", "1")
-    assert only == [word.replace("D/source", "TEXT") for word in second]
-    assert second[-4:] == ["--workers", "1", "--output", "D"]
+    (english,) = steps("--workers", "1")
+    assert english[2:4] == ["scripts.prepare", "english"]
+    (text,) = steps("--workers", "1", "--input", "TEXT")
+    assert text[2:4] == ["scripts.prepare", "text"]
+    assert text[4:] == [*english[4:-2], "--input", "TEXT", "--output", "D"]
 
 
 @pytest.fixture
@@ -172,6 +171,7 @@ def test_what_is_shown_is_what_runs(commands_run, capsys, tmp_path):
     [
         ("transformer_xl/enwik8_huge train D C", "there is no recipe transformer_xl/enwik8_huge"),
         ("transformer_xl/enwik8_base finish D C", "enwik8_base has no action finish"),
+        ("transformer_xl/enwik8_huge", "`transformer_xl/enwik8_huge` has no action"),
         ("transformer_xl/enwik8_base train D", "train takes DATA CHECKPOINTS"),
         ("transformer_xl/ptb finish D C", "there is no checkpoint_last.pt in C"),
         ("transformer_xl/ptb train NOWHERE C", "there is no NOWHERE/bin: run `prepare NOWHERE`"),
@@ -185,6 +185,12 @@ def test_a_wrong_command_is_refused(line, text, capsys, commands_run):
     assert recipe.main(line.split()) == 1
     assert text in capsys.readouterr().err
     assert not commands_run
+
+
+def test_the_list_has_the_names_with_a_part(capsys):
+    assert recipe.main(["enwik8_b"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("transformer_xl/enwik8_base ")
 
 
 def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
@@ -204,7 +210,7 @@ def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
 
 def table_cells(*arguments):
     """Return the cells of the table of results, row by row, without its head."""
-    lines = results_table(*arguments).splitlines()[2:]
+    lines = recipe.results_table(*arguments).splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 

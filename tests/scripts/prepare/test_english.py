@@ -4,8 +4,11 @@ import hashlib
 
 import pytest
 
-from scripts.prepare import english
-from tests.scripts.prepare.prepared import zipped
+from scripts.prepare import _english
+from scripts.prepare._read import from_string
+from scripts.prepare._split import draw_characters
+from tests.scripts.prepare.prepared import write_files, zipped
+from tests.scripts.refusals import refused
 
 BROWN = (
     b"\n\n\tThe/at jury/nn said/vbd ``/`` no/at evidence/nn ''/'' ,/, to/in Mr./np Allen/np Jr./np "
@@ -20,52 +23,54 @@ RURAL = b"Wheat\nIt rained.\n\nWool\nIt did not.\n\n" * 50
 SCIENCE = b"Caf\xe9s at 5\xb0C\r\nSo it is.\r\n\r\nG\xc3\xb6teborg\r\n"
 
 
+REVIEWED = '"it\'s $12,000," mr. x (of the u.s.) says...\nrated 1.85:1; 9%!'
+TEXTS = {
+    "brown/ca01": 'The jury said "no evidence", to Mr. Allen Jr.\n(It was 3/4): why?',
+    **{f"movie_reviews/pos/cv{number:03}_1.txt": REVIEWED for number in range(3)},
+    "state_union/1970-Nixon.txt": "The Nation's work--and ours.\nPlease.",
+    "abc/science.txt 0": "Cafes at 5 degrees C\nSo it is.\nGoteborg",
+    **{
+        f"abc/rural.txt {first}": "\n".join(["Wheat\nIt rained.\nWool\nIt did not."] * 10)
+        for first in range(0, 100, 20)
+    },
+}
+
+
 @pytest.fixture
-def archives(tmp_path, monkeypatch):
+def archives(tmp_path, corpora):
     """Return a folder with small archives; none of the checksums are the published ones."""
-    folder = tmp_path / "archives"
-    folder.mkdir()
     members = {
         "brown": {"ca01": BROWN, "README": b"left out"},
         "movie_reviews": {f"pos/cv{i:03}_1.txt": REVIEW for i in range(3)},
         "state_union": {"1970-Nixon.txt": SPEECH, "README": b"left out"},
         "abc": {"rural.txt": RURAL, "science.txt": SCIENCE, "README": b"left out"},
     }
-    for name, files in members.items():
-        content = zipped(files, name)
-        (folder / f"{name}.zip").write_bytes(content)
-        monkeypatch.setitem(english.ARCHIVES, name, hashlib.sha256(content).hexdigest())
-    return folder
+    for source in corpora["english"]["get"]:
+        name = source["address"].rpartition("/")[2].removesuffix(".zip")
+        content = zipped(members[name], name)
+        write_files(tmp_path / "archives", {f"{name}.zip": content})
+        source["sum"] = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    corpora["english"]["split"] = {"characters": 100}
+    return tmp_path / "archives"
 
 
-def test_english_undoes_tokenisation_and_keeps_documents_whole(
-    archives, tmp_path, monkeypatch, call
+def test_english_undoes_tokenisation(archives):
+    texts = [text for path in archives.iterdir() for text in _english.documents(path)]
+    assert dict(texts) == TEXTS
+
+
+def test_documents_are_drawn_whole_and_their_bytes_are_checked(
+    archives, prepare, corpora, tmp_path
 ):
-    monkeypatch.setattr(english, "HELD_OUT", 100)
-    words = ("--output", tmp_path / "data", "--from", archives)
-    status, _, error = call(english.main, *words)
-    assert (status, "test.txt has sha256" in error) == (1, True)
-    texts = {}
-    for name in english.ARCHIVES:
-        texts |= english.documents(archives / f"{name}.zip")
-    review = '"it\'s $12,000," mr. x (of the u.s.) says...\nrated 1.85:1; 9%!'
-    assert texts == {
-        "brown/ca01": 'The jury said "no evidence", to Mr. Allen Jr.\n(It was 3/4): why?',
-        **{f"movie_reviews/pos/cv{number:03}_1.txt": review for number in range(3)},
-        "state_union/1970-Nixon.txt": "The Nation's work--and ours.\nPlease.",
-        "abc/science.txt 0": "Cafes at 5 degrees C\nSo it is.\nGoteborg",
-        **{
-            f"abc/rural.txt {first}": "\n".join(["Wheat\nIt rained.\nWool\nIt did not."] * 10)
-            for first in range(0, 100, 20)
-        },
-    }
-    parts = english.draw(texts)
-    assert parts == english.draw(dict(reversed(texts.items())))
-    assert all(len(parts[part]) > 100 for part in english.TEXTS)
+    words = ("--from", archives)
+    assert refused(prepare("english", *words), "text/train.txt has sha256")
+    assert not (tmp_path / "out").exists()
+    del corpora["english"]["written"]
+    assert prepare("english", *words)[0] == 0
+    parts = {path.stem: path.read_text() for path in (tmp_path / "out/text").iterdir()}
+    assert all(len(part) > 100 for part in parts.values())
     drawn = [text for part in parts.values() for text in part.removesuffix("\n").split("\n\n")]
-    assert sorted(drawn) == sorted(texts.values())
-    for name, text in parts.items():
-        monkeypatch.setitem(english.TEXTS, name, hashlib.sha256(text.encode()).hexdigest())
-    assert call(english.main, *words)[0] == 0
-    assert {path.name: path.read_text() for path in (tmp_path / "data").iterdir()} == parts
-    assert "complete" in call(english.main, *words)[1]
+    assert sorted(drawn) == sorted(TEXTS.values())
+    # whatever the order of the archives
+    texts = [from_string(*text) for text in TEXTS.items()]
+    assert draw_characters(texts, 100) == draw_characters(texts[::-1], 100)

@@ -1,6 +1,6 @@
 """Random facts."""
 
-from scripts.prepare import facts
+from scripts.prepare import _facts as facts
 from tests.scripts.prepare.prepared import lines
 from tests.scripts.refusals import refused
 
@@ -16,14 +16,13 @@ def test_there_is_one_fact_for_each_subject_and_relation():
     assert facts.draw_facts(4096, 1) != facts.draw_facts(4096, 2)
 
 
-def test_the_binarized_facts_train_and_validate(call, tmp_path):
-    words = ("--facts", 64, "--output", tmp_path / "data")
-    assert call(facts.main, *words)[0] == 0
+def test_the_binarized_facts_train_and_validate(prepare, tmp_path):
+    assert prepare("facts", "--facts", 64)[0] == 0
     expected = [f"{fact} </s>" for fact in facts.draw_facts(64, 1)]
     for part in ("train", "valid"):
-        assert lines(tmp_path / "data/bin", part) == expected
+        assert lines(tmp_path / "out/bin", part) == expected
 
 
-def test_a_number_of_facts_that_is_no_square_is_refused(call, tmp_path):
-    result = call(facts.main, "--output", tmp_path / "data", "--facts", 48)
-    assert refused(result, "--facts is 48")
+def test_a_number_of_facts_that_is_no_square_is_refused(prepare, tmp_path):
+    assert refused(prepare("facts", "--facts", 48), "--facts is 48")
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,8 @@ from itertools import chain, combinations, islice
 import pytest
 from num2words import num2words
 
-from scripts.prepare import number_names
+from scripts.prepare import _number_names as number_names
+from scripts.prepare.__main__ import main
 from scripts.prepare._lines import read_lines
 from tests.scripts.prepare.prepared import SPLITS, contents
 
@@ -14,7 +15,7 @@ FEW = "--train 300 --valid 20 --test 40".split()
 
 
 def run(folder, *options):
-    return number_names.main(["--output", str(folder), *FEW, *options])
+    return main(["number_names", "--output", str(folder), *FEW, *options])
 
 
 @pytest.fixture(scope="module")

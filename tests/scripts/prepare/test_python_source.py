@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from scripts.prepare import _binarize, python_source
+from scripts.prepare import __main__ as preparation
+from scripts.prepare import _binarize
+from scripts.prepare._get import get_packages
+from scripts.prepare._python_source import read_wheels
 from tests.end_to_end.commands import run_here
 from tests.scripts.prepare.prepared import write_files
+from tests.scripts.refusals import refused
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
 SUBWORDS = 130
+WORDS = f"python_source --pieces {SUBWORDS} --workers 1".split()
 LEFT_OUT = {
     **{
         f"{folder}/left_out.py": "x = 'left_out'\n"
@@ -57,7 +62,8 @@ def corpus(stdlib, tmp_path_factory):
     output = tmp_path_factory.mktemp("corpus") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_binarize, "run_child", run_here)
-        python_source.prepare(output, stdlib, SUBWORDS)
+        patch.setattr(preparation.sysconfig, "get_path", lambda name: stdlib)
+        assert preparation.main([*WORDS, "--output", str(output)]) == 0
     return output
 
 
@@ -67,41 +73,42 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
     parts["train"] = sorted({*range(120)}.difference(*parts.values()))
     symbols = [line.split(" ")[0] for line in (corpus / "bin/dict.txt").open(encoding="utf-8")]
     description = json.loads((corpus / "preparation.json").read_text())
-    assert description["subwords"] == SUBWORDS
+    assert description["pieces"] == SUBWORDS
     for split, files in parts.items():
         text = (corpus / "text" / f"{split}.txt").read_bytes().decode("ascii")
         assert text == "".join(map(source, files))
         tokens = np.fromfile(corpus / "bin" / f"{split}.bin", dtype=np.uint16)
         decoded = "".join("\n" if token == EOS else symbols[token - 4] for token in tokens)
         assert decoded.replace("\u2581", " ") == text
-        sizes = {"files": len(files), "characters": len(text), "tokens": len(tokens)}
+        sizes = {"texts": len(files), "characters": len(text), "tokens": len(tokens)}
         assert sizes.items() <= description["splits"][split].items()
     # units may hold several words, as "    return " does, or only blanks
     assert "\u2581\u2581" in symbols
     units = json.loads((corpus / "bin" / "units.json").read_text())
     assert (units["unit"], units["bpe"]) == ("subwords", "sentencepiece")
-    assert (corpus / "bin" / units["model"]).resolve() == corpus / "sentencepiece.model"
+    assert (corpus / "bin" / units["model"]).resolve() == corpus / "pieces/sentencepiece.model"
     # the dictionary has every unit of the model, by frequency: held-out texts may use units that
     # occur in training only as parts of others
-    model = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
+    model = sentencepiece.SentencePieceProcessor(
+        model_file=str(corpus / "pieces/sentencepiece.model")
+    )
     assert sorted(symbols) == sorted(model.id_to_piece(list(range(1, SUBWORDS))))
-    words = (corpus / "text/train.units").read_text(encoding="utf-8").split()
+    words = (corpus / "pieces/train.txt").read_text(encoding="utf-8").split()
     counts = [words.count(symbol) for symbol in symbols]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 0
 
 
-def test_what_units_cannot_cover_is_refused(stdlib, tmp_path):
-    with pytest.raises(ValueError, match="--subwords is 20: "):
-        python_source.prepare(tmp_path / "data", stdlib, 20)
-    assert not (tmp_path / "data").exists()
+def test_what_units_cannot_cover_is_refused(stdlib, tmp_path, prepare, monkeypatch):
+    monkeypatch.setattr(preparation.sysconfig, "get_path", lambda name: library)
+    library = stdlib
+    assert refused(prepare("python_source", "--pieces", 20), "--pieces is 20: ")
     library = tmp_path / "library"
     shutil.copytree(stdlib, library)
     (library / "m000.py").write_text("# the only file with most characters, without them\n")
     (library / "m019.py").write_text("x = '~'\n")
-    with pytest.raises(ValueError, match="tokens are <unk>"):
-        python_source.prepare(tmp_path / "data", library, 60)
-    assert not (tmp_path / "data" / "bin").exists()
+    assert refused(prepare("python_source", "--pieces", 60), "tokens are <unk>")
+    assert not list(tmp_path.glob("out*"))
 
 
 # a wheel for each part
@@ -149,7 +156,10 @@ def test_read_packages_leaves_out_copies_and_generated_files(tmp_path, monkeypat
     packages = tmp_path / "list.txt"
     packages.write_text("# a comment\n\n" + "".join(listed))
     train = FILES["train"]
-    assert python_source.read_packages(packages, tmp_path / "wheels") == {
+    corpus = {part: [] for part in FILES}
+    for _, source, part in read_wheels(get_packages(packages, tmp_path / "wheels")):
+        corpus[part].append(source)
+    assert corpus == {
         "train": [
             "import one_of_many_more\n# why\n",
             train["one/copy_of_b.py"],
@@ -160,4 +170,4 @@ def test_read_packages_leaves_out_copies_and_generated_files(tmp_path, monkeypat
     }
     add_wheel(tmp_path, "train", {"other.py": "x = 'another wheel of this version'\n"})
     with pytest.raises(ValueError, match=r"(?s)pip could not download .*train"):
-        python_source.read_packages(packages, tmp_path / "others")
+        get_packages(packages, tmp_path / "others")

@@ -1,17 +1,13 @@
-"""prepare.wmt14 on small archives like those of the workshop."""
+"""WMT14, from small archives like those of the workshop."""
 
 import gzip
 import hashlib
 import json
-import re
-from dataclasses import replace
 
 import pytest
 
-from scripts.prepare import wmt14
 from tests.scripts.prepare.prepared import tarred, write_files
 
-OTHERS = {"en-de": "de", "en-fr": "fr"}
 SENTENCES = ("First & last.", "The  second\u00a0one \tends here.", "A third <hl> & 3 > 2.")
 
 
@@ -28,47 +24,31 @@ def sgm(kind, language):
     return "\n".join([*lines, f"</{kind}set>\n"])
 
 
-def text_name(archive):
-    """Return the name of an archive's text without its version number."""
-    return re.split(r"-v\d|\.", archive.members[0])[0]
-
-
-def archives(pair):
-    """Return the contents of the archives of a pair by name."""
-    made, languages = {}, ("en", OTHERS[pair])
-    for archive in (*wmt14.TRAIN[pair], *wmt14.TESTS):
-        files = {"README": b"other"}
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+def test_the_texts_of_a_pair_are_prepared(prepare, corpora, tmp_path, pair):
+    out, languages, names = tmp_path / "out", pair.split("-"), []
+    for source in corpora["wmt14"]["get"]:
+        (member,), archive = source["members"], source["address"].rpartition("/")[2]
+        name, files = member.split(".")[0].split("-v")[0], {"README": b"other"}
         for side, language in zip(("src", "ref"), languages, strict=True):
-            if archive.name == wmt14.NEWSTEST2014.name:
+            file, data = member.format(other=languages[1], language=language), text(name, language)
+            if "sacrebleu" in source:
                 # sacrebleu finds these files by their full names
-                name = f"../test-full/newstest2014-{languages[1]}en-{side}.{language}.sgm"
-                data = sgm(side, language).encode()
-            else:
-                name = archive.members[0].format(other=languages[1], language=language)
-                data = text(text_name(archive), language).encode()
-            files[name] = gzip.compress(data) if name.endswith(".gz") else data
-        made[archive.name] = tarred(files, "w:gz" if archive.name.endswith("gz") else "w")
-    return made
-
-
-@pytest.mark.parametrize("pair", OTHERS)
-def test_the_texts_of_a_pair_are_prepared(call, monkeypatch, tmp_path, pair):
-    made, out = archives(pair), tmp_path / "out"
-
-    def small(archive):
-        digest = f"sha256:{hashlib.sha256(made[archive.name]).hexdigest()}"
-        return replace(archive, checksum=digest if archive.checksum else None)
-
-    monkeypatch.setattr(wmt14, "TRAIN", {pair: tuple(map(small, wmt14.TRAIN[pair]))})
-    monkeypatch.setattr(wmt14, "TESTS", tuple(map(small, wmt14.TESTS)))
-    write_files(tmp_path / "archives", made)
-    words = ("--output", out, "--bpe-size", 30, "--workers", 1, "--pair", pair)
-    status, _, error = call(wmt14.main, *words, "--from", tmp_path / "archives")
+                file = f"../test-full/newstest2014-{languages[1]}en-{side}.{language}.sgm"
+                data = sgm(side, language)
+            data = data.encode()
+            files[file] = gzip.compress(data) if file.endswith(".gz") else data
+        content = tarred(files, "w:gz" if archive.endswith("gz") else "w")
+        if "sum" in source:
+            source["sum"] = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        if source.get("pair", pair) == pair:
+            write_files(tmp_path / "archives", {archive: content})
+            names += [name] if "train" in source["members"].values() else []
+    words = ("--bpe-size", 30, "--workers", 1, "--pair", pair, "--from", tmp_path / "archives")
+    status, _, error = prepare("wmt14", *words)
     assert (status, error) == (0, "")
-    names = ["europarl", "commoncrawl", "news-commentary"]
-    if pair == "en-fr":
-        names = ["europarl", "commoncrawl", "undoc", "news-commentary", "giga-fren"]
-    for language in pair.split("-"):
+    assert len(names) == (3 if pair == "en-de" else 5)
+    for language in languages:
         expected = "".join(text(name, language) for name in names)
         tokens = (out / "tokens" / f"train.{language}").read_text()
         # the hyphen of a name is a token of its own

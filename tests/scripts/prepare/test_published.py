@@ -1,8 +1,6 @@
 """The published data sets, from small archives of their kind, given or downloaded."""
 
-import dataclasses
 import hashlib
-import importlib
 import io
 import shutil
 from pathlib import PurePosixPath
@@ -42,25 +40,6 @@ def md5(content):
     return f"md5:{hashlib.md5(content).hexdigest()}"
 
 
-def expect_small(monkeypatch, name, **changes):
-    """Let a data set's command expect the small archive; return its ``main``."""
-    module = importlib.import_module(f"scripts.prepare.{name}")
-    data_set = getattr(module, name.upper())
-    archives = []
-    for archive in data_set.archives:
-        if archive.checksum:
-            known = {"checksum": md5(FILES[name][archive.name])}
-        else:
-            known = {"text_checksum": md5(CHARACTERS if name == "enwik8" else LETTERS)}
-            changes["sizes"] = (500, 100, 100)
-        if name == "lm1b":
-            known["members"] = [member for member in NEWS if "-00002-of-00050" not in member]
-        archives.append(dataclasses.replace(archive, **known))
-    changes = {"vocabulary": VOCABULARIES[name], "archives": archives, **changes}
-    monkeypatch.setattr(module, name.upper(), dataclasses.replace(data_set, **changes))
-    return module.main
-
-
 def parts(text):
     return zip(SPLITS, (text[:500], text[500:600], text[600:]), strict=True)
 
@@ -86,16 +65,23 @@ UNITS = {"enwik8": "bytes", "text8": "characters"}
 
 
 @pytest.fixture
-def prepare(call, tmp_path, monkeypatch):
-    """Return a function that prepares a data set whose published archives are the small ones."""
+def prepare(prepare, monkeypatch, corpora):
+    """Return a function that prepares a corpus whose published archives are the small ones."""
     monkeypatch.setattr(requests, "get", Mock(side_effect=AssertionError("it downloads")))
+    for name, files in FILES.items():
+        corpora[name]["vocabulary"] = VOCABULARIES[name]
+        for source in corpora[name]["get"]:
+            if "sum" in source:
+                source["sum"] = md5(files[PurePosixPath(source["address"]).name])
+            else:
+                source["texts"] = {name: md5(CHARACTERS if name == "enwik8" else LETTERS)}
+                corpora[name]["split"] = {"bytes": [500, 100, 100]}
 
-    def prepare(name, *options, **changes):
-        main = expect_small(monkeypatch, name, **changes)
+    def run(name, *options):
         words = {"enwik8": ("--newlines", "eos"), "text8": ()}.get(name, ("--workers", 1))
-        return call(main, "--output", tmp_path / "out", *words, *options)
+        return prepare(name, *words, *options)
 
-    return prepare
+    return run
 
 
 @pytest.fixture
@@ -144,7 +130,7 @@ def test_a_data_set_is_binarized_once(prepare, archives, tmp_path, name):
     status, _, error = prepare(name, "--from", archives(name))
     assert (status, error) == (0, "")
     assert {split: lines(out / "bin", split) for split in SPLITS} == ITEMS[name]
-    assert sorted(path.name for path in out.iterdir()) == ["bin", "preparation.json"]
+    assert {path.name for path in out.iterdir()} - {"tokens"} == {"bin", "preparation.json"}
     units = read_json(out / "bin" / "units.json")
     assert units["unit"] == UNITS.get(name, "words")
     assert units["symbols"] == ({" ": "_"} if name == "text8" else {})
@@ -155,7 +141,7 @@ def test_a_data_set_is_binarized_once(prepare, archives, tmp_path, name):
         assert description["splits"][split]["unknown"] == " ".join(items).count("<unk>")
     # a second run does nothing
     shutil.rmtree(tmp_path / "archives")
-    assert prepare(name)[1].startswith("bin: complete\n")
+    assert prepare(name)[1].startswith(f"{out}: complete\n")
 
 
 def test_bytes_without_line_ends(prepare, archives, tmp_path):
@@ -166,7 +152,7 @@ def test_bytes_without_line_ends(prepare, archives, tmp_path):
 
 
 def test_words_are_written_as_text_alone(prepare, archives, tmp_path):
-    assert prepare("lm1b", "--from", archives("lm1b"), "--text")[0] == 0
+    assert prepare("lm1b", "--from", archives("lm1b"), "--unit", "plain")[0] == 0
     folder = tmp_path / "out" / "text"
     written = {split: (folder / f"{split}.txt").read_text("utf-8") for split in SPLITS}
     train = "a a b\u2423c b a\na\u2423b b\u2423c b\u2423c\n"
@@ -185,7 +171,7 @@ def test_another_dictionary_is_used(prepare, archives, tmp_path, name, symbols, 
     assert (tmp_path / "out/bin/dict.txt").read_text() == symbols
     assert lines(tmp_path / "out/bin", "train")[0] == first
     srcdict.write_bytes(b"\xff")
-    assert refused(prepare(name, "--from", source, "--srcdict", srcdict), "--srcdict")
+    assert refused(prepare(name, "--from", source, "--srcdict", srcdict), "is not a dictionary")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +198,9 @@ def test_what_is_not_published_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["text8", "wikitext103"])
-def test_another_number_of_symbols_is_refused(prepare, archives, tmp_path, name):
-    result = prepare(name, "--from", archives(name), vocabulary=11)
+def test_another_number_of_symbols_is_refused(prepare, archives, corpora, tmp_path, name):
+    corpora[name]["vocabulary"] = 11
+    result = prepare(name, "--from", archives(name))
     assert refused(result, f"{VOCABULARIES[name]} symbols", "11")
     assert not (tmp_path / "out").exists()
 
@@ -232,16 +219,16 @@ def test_an_archive_that_broke_off_or_is_another_is_downloaded_again(
     assert prepare(name)[0] == 0
     assert asked == list(files)
     assert lines(out / "bin", "test")
-    assert not (out / "download").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_archives_that_arrived_before_a_failure_are_not_downloaded_again(prepare, serve, tmp_path):
-    out, files = tmp_path / "out", FILES["ptb"]
+    files = FILES["ptb"]
     first, *others = files
     serve({first: files[first]})
     assert refused(prepare("ptb"), f"{others[0]} cannot be downloaded")
-    assert [path.name for path in out.rglob("*") if path.is_file()] == [first]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [first]
     asked = serve(files)
     assert prepare("ptb")[0] == 0
     assert asked == others
-    assert not (out / "download").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

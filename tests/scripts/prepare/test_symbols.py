@@ -1,4 +1,4 @@
-"""Moses tokens and units of byte pair encoding."""
+"""Moses tokens, units of byte pair encoding, and limits on pairs."""
 
 import random
 import sys
@@ -6,9 +6,15 @@ from argparse import Namespace
 
 import pytest
 
-from scripts.prepare import _lines, _subwords
+from scripts.prepare import _lines, _symbols
 from scripts.prepare._lines import read_lines
-from scripts.prepare._subwords import check_codes, learn, make_units, subword_units
+from scripts.prepare._symbols import (
+    check_codes,
+    learn_codes,
+    subword_units,
+    verdict,
+    write_subwords,
+)
 
 ODD = [
     "a\u0301e \u00fcber \U0001f600\U0001f600 \ud55c\uad6d\uc5b4 x\u00a0y \u2028 a@@b </w> lo</w>w",
@@ -37,7 +43,7 @@ def test_fastbpe_and_subword_nmt_give_the_same_units(tmp_path, monkeypatch):
     lines = [*draw_lines(), *ODD]
     text.write_text("\n".join([*lines, ""]), encoding="utf-8")
     codes = tmp_path / "codes"
-    learn([text], 500, codes)
+    learn_codes([text], 500, codes)
     fast, slow = (units(codes, lines, monkeypatch, fast) for fast in (True, False))
     assert fast == slow
     assert any("@@ " in line for line in fast)
@@ -48,7 +54,7 @@ def test_subword_units_with_a_small_cache_equal_those_of_subword_nmt(tmp_path, m
 
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nl o\nlo w</w>\ne r</w>\n", encoding="utf-8")
-    monkeypatch.setattr(_subwords, "REMEMBERED", 3)
+    monkeypatch.setattr(_symbols, "REMEMBERED", 3)
     encoder = BPE(codes.open(encoding="utf-8"))
     for lines in (ODD, ["low lower low"], ODD):
         expected = [encoder.process_line(line) for line in lines]
@@ -58,16 +64,17 @@ def test_subword_units_with_a_small_cache_equal_those_of_subword_nmt(tmp_path, m
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
     monkeypatch.setattr(_lines, "CHUNK", 20)
     lines, codes = draw_lines(), tmp_path / "codes"
-    (tmp_path / "source").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    learn([tmp_path / "source"], 60, codes)
+    source = tmp_path / "tokens" / "train.txt"
+    source.parent.mkdir()
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    learn_codes([source], 60, codes)
     expected = subword_units(codes)(lines)
     assert [line.replace("@@ ", "") for line in expected] == lines
     for workers in (1, 2):
         target = tmp_path / str(workers)
-        target.mkdir()
         options = Namespace(workers=workers, bpe_codes=codes)
-        assert make_units(tmp_path, ["source"], [], options, target) == 60
-        assert list(read_lines(target / "source")) == expected
+        assert write_subwords(source.parent, {"train": {"txt": []}}, options, target) == 60
+        assert list(read_lines(target / "train.txt")) == expected
 
 
 def test_codes_are_learned_on_all_texts(tmp_path):
@@ -75,8 +82,8 @@ def test_codes_are_learned_on_all_texts(tmp_path):
     one.write_text("low lower lowest\n\nnew wider\n")
     other.write_text("wide widest\n")
     both.write_text(one.read_text() + other.read_text())
-    learn([one, other], 1000, tmp_path / "a")
-    learn([both], 1000, tmp_path / "b")
+    learn_codes([one, other], 1000, tmp_path / "a")
+    learn_codes([both], 1000, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     # no other pair occurs twice
     assert check_codes(tmp_path / "a") < 50
@@ -98,4 +105,20 @@ def test_codes_are_learned_on_all_texts(tmp_path):
     ],
 )
 def test_moses_tokens(line, language, options, tokens):
-    assert _subwords.moses_tokenizer(language, **options)([line]) == [tokens]
+    assert _symbols.moses_tokenizer(language, **options)([line]) == [tokens]
+
+
+def test_limits_are_exact():
+    for limits, reasons in (
+        ((250, 1.5), {"kept": [(1, 1), (3, 2), (2, 3), (250, 167), (250, 250)]}),
+        ((250, 1.5), {"empty": [(0, 1), (0, 0)], "too_unequal": [(4, 2), (5, 8), (250, 166)]}),
+        # too long takes precedence over too unequal
+        ((250, 1.5), {"too_long": [(251, 250), (1, 251)]}),
+        ((3, 1.0), {"kept": [(3, 3)], "too_unequal": [(3, 2)], "too_long": [(4, 4)]}),
+        # a ratio that floats cannot represent
+        ((99, 1.15), {"kept": [(23, 20), (20, 23)], "too_unequal": [(24, 20)]}),
+    ):
+        for reason, pairs in reasons.items():
+            for lengths in pairs:
+                pair = tuple(" ".join(["a"] * length) for length in lengths)
+                assert verdict(pair, *limits) == reason, lengths
