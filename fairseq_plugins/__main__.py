@@ -1,8 +1,8 @@
 """``fairseq-plugins COMMAND ...``: prepare, convert, evaluate, inspect, recipe and benchmarks.
 
 A wheel has the repository's folders ``scripts`` and ``benchmarks`` in ``_commands``. The words of a
-command are the path of its module: ``fairseq-plugins prepare text`` is
-``python -m scripts.prepare.text``.
+command are the path of its module: ``fairseq-plugins evaluate recl`` is
+``python -m scripts.evaluate.recl``.
 """
 
 import ast

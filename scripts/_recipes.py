@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from scripts._shared.commands import ROOT
+from scripts._shared.commands import FOLDER, as_installed, name_commands
 
 Options = dict[str, Any]
 PAPERS = ("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer")
@@ -23,7 +23,7 @@ UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
 def read_recipes(paper: str) -> dict[str, Any]:
     """Return a paper's recipes, groups and explanations; all values are texts."""
     # BaseLoader: 1e-7 and 0.00025 stay as they are written
-    path = ROOT / "examples" / paper / "recipes.yaml"
+    path = FOLDER / "examples" / paper / "recipes.yaml"
     return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)
 
 
@@ -62,10 +62,8 @@ def find_recipes(words: list[str]) -> list[tuple[str, str]]:
             names = [f"{paper}/{each}" for each in (*public, *content["groups"])]
             near = get_close_matches(word, names, cutoff=0.7)
             meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-            raise ValueError(
-                f"there is no recipe {word}{meant}: `python -m scripts.recipe` lists the names, "
-                "PAPER/NAME"
-            )
+            lists = name_commands("`python -m scripts.recipe` lists the names, PAPER/NAME")
+            raise ValueError(f"there is no recipe {word}{meant}: {lists}")
         chosen += [(paper, member) for member in members if (paper, member) not in chosen]
     return chosen
 
@@ -164,10 +162,27 @@ def commands(
     if not isinstance(recipe.get(action), dict):
         raise ValueError(f"{paper}/{name} has no action {action}: `show` prints what there is")
     if action == "prepare":
-        return prepare_commands(recipe, data, more)
-    if action == "evaluate":
-        return evaluate_commands(recipe, data, checkpoints, more)
-    return train_commands(recipe, action, data, checkpoints, more)
+        todo = prepare_commands(recipe, data, more)
+    elif action == "evaluate":
+        todo = evaluate_commands(recipe, data, checkpoints, more)
+    else:
+        todo = train_commands(recipe, action, data, checkpoints, more)
+    return [as_installed(words) for words in todo]
+
+
+def needs(recipe: Options) -> str:
+    """Return what a recipe's training needs: how much it reads, and how long that takes."""
+    train = merge(recipe["options"], recipe["train"])
+    tokens = ""
+    if train.get("max-update") not in (None, "1000000"):
+        number = int(train["max-update"]) * int(train.get("update-freq", 1))
+        if "max-tokens" in train:
+            number *= int(train["max-tokens"])
+        else:
+            number *= int(train["batch-size"]) * int(train["tokens-per-sample"])
+        tokens = f"reads {'at most ' * ('max-tokens' in train)}{number / 1e6:,.0f} million tokens; "
+    unknown = "unknown, not timed here; divide the tokens by the wps of the first log lines"
+    return f"{tokens}hours: {recipe.get('hours', unknown)}"
 
 
 def explain(paper: str, words: list[str]) -> list[str]:

@@ -15,6 +15,10 @@ fairseq-hydra-train.
 Several names, names of groups, or --seeds 1 2 make tables: train, finish and evaluate then read
 and write OUT/PAPER/NAME/SEED in place of CHECKPOINTS, one after another, and pass over what is
 complete. `results` prints one table of them.
+
+"GiB 0.6 + 22 x 0.55" is a training's memory in fp32, by formula: 0.6 for weights, gradients and
+Adam's state, and 0.55 for the activations of each of 22 streams (in brackets: as long as all spans
+are whole); --bf16, --batch-split and --checkpoint-activations take less.
 """
 
 import json
@@ -39,10 +43,11 @@ from scripts._recipes import (
     hydra_configuration,
     load,
     merge,
+    needs,
     parse,
     read_recipes,
 )
-from scripts._shared.commands import format_command, program
+from scripts._shared.commands import format_command, name_commands, program
 from scripts._shared.results import markdown_table
 
 
@@ -56,6 +61,7 @@ def show(paper: str, name: str, folders: list[str], more: Options) -> None:
     """Print all commands of a recipe; options are those of fairseq-train."""
     recipe = load(paper, name)
     print(f"# {paper}/{name}: {describe(recipe, 'published', 'source')}")
+    print(f"# training {needs(recipe)}")
     for action in ACTIONS:
         if isinstance(recipe.get(action), dict):
             options = more if action in ("train", "finish") else {}
@@ -125,7 +131,7 @@ def print_list(part: str = "") -> bool:
                 lines.append(f"{path:{width}}  {describe(load(paper, name), 'published')}")
         groups = [f"{paper}/{name}" for name in content["groups"] if part in f"{paper}/{name}"]
         lines += [f"\ngroups: {', '.join(groups)}\n"] if groups else []
-    print("\n".join(lines if part else [__doc__, *lines]))
+    print("\n".join(lines if part else [name_commands(__doc__), *lines]))
     return bool(lines)
 
 
@@ -229,6 +235,14 @@ def training_row(folder: Path, to_reach: float | None) -> list[str]:
     return row
 
 
+def name_training(folder: Path, output: Path) -> list[str]:
+    """Return a training's folder below ``output``, without its seed, and its seed."""
+    words = (folder / "train.done").read_text("utf-8").split()
+    seed = words[words.index("--seed") + 1] if "--seed" in words else "1"
+    name = str(folder.relative_to(output))
+    return [name.removesuffix(f"/{seed}") if name != "." else output.resolve().name, seed]
+
+
 def results_table(output: Path, loss: str | None = None) -> str:
     """Return a table of the trainings in OUT/PAPER/NAME/SEED, or in any folders below.
 
@@ -247,7 +261,7 @@ def results_table(output: Path, loss: str | None = None) -> str:
     folders = [path.parent for path in sorted(output.rglob("train.done"))]
     if not folders:
         raise ValueError(f"{output} has no finished trainings of recipes: train some with --seeds")
-    names = [[str(folder.relative_to(output).parent), folder.name] for folder in folders]
+    names = [name_training(folder, output) for folder in folders]
     rows = [training_row(folder, to_reach) for folder in folders]
     return markdown_table(heads, [[*name, *row] for name, row in zip(names, rows, strict=True)])
 

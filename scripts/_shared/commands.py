@@ -20,6 +20,13 @@ def name_commands(text: str) -> str:
     return text if IN_REPOSITORY else re.sub(r"python -m scripts\.([\w.]+)", _installed_name, text)
 
 
+def as_installed(words: list[str]) -> list[str]:
+    """Return the words of ``python -m scripts.…`` as this installation runs them."""
+    if IN_REPOSITORY or words[:2] != ["python", "-m"]:
+        return words
+    return ["fairseq-plugins", *words[2].split(".")[1:], *words[3:]]
+
+
 def _installed_name(command: re.Match) -> str:
     return f"fairseq-plugins {command[1].rstrip('.').replace('.', ' ')}"
 
