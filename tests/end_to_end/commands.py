@@ -56,6 +56,8 @@ def call(name, *words, text=""):
     The command is one of fairseq's or a module of this repository. ``text`` is its input.
     """
     module = importlib.import_module(re.sub("^fairseq-", "fairseq_cli.", name).replace("-", "_"))
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{name}.__main__")
     # a process of its own knows no best loss of an earlier training
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     output, status = io.StringIO(), 0
@@ -103,8 +105,6 @@ def run_here(words, log=None, text=None):
     ours = not Path(command).name.startswith("fairseq-")
     if ours:
         _, command, *arguments = arguments
-        if hasattr(importlib.import_module(command), "__path__"):
-            command = f"{command}.__main__"
     printed = run(Path(command).name, *arguments, text=text or "")
     if ours:
         print(printed)
