@@ -149,10 +149,12 @@ def prepare_text(
     symbols, binarized = binarize_text(corpus, parts, options, folder)
     splits = {}
     for part, size in binarized.items():
-        texts = sizes[part]["txt"]
-        # Each line ends with </s>, which is predicted as well.
-        rate = size["tokens"] / (texts["words"] + size["lines"])
-        splits[part] = {"texts": len(parts[part]["txt"]), **texts, **size, "tokens_per_word": rate}
+        splits[part] = {"texts": len(parts[part]["txt"]), **sizes[part]["txt"], **size}
+        words = splits[part].pop("words")
+        if options.unit not in ("characters", "bytes"):
+            # Each line ends with </s>, which is predicted as well.
+            rate = size["tokens"] / (words + size["lines"])
+            splits[part] |= {"words": words, "tokens_per_word": rate}
     vocabulary = symbols + corpus.get("unlisted", 2)
     return {"merges": merges, "symbols": symbols, "vocabulary": vocabulary, "splits": splits}
 

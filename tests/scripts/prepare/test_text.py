@@ -48,6 +48,7 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
     assert texts == {"train": [odd, "", *LINES, odd], "valid": ["c"], "test": ["a b"]}
     sizes = read_json(out / "preparation.json")["splits"]["train"]
     assert sizes["characters"] == sizes["tokens"] == sum(len(line) + 1 for line in texts["train"])
+    assert sizes.keys().isdisjoint(("words", "tokens_per_word"))
 
 
 @pytest.mark.parametrize("unit", ["words", "subwords"])
