@@ -35,7 +35,7 @@ from fairseq_plugins.segment_language_model.options import (
     PARAMETERS,
     SegmentLanguageModelConfig,
     adaptive_preset,
-    check_least,
+    check_minimums,
     check_options,
     compiled_length,
     size_preset,
@@ -196,7 +196,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
 def _check_attention(cfg: AllAttentionConfig) -> None:
     """Refuse spans and persistent vectors that contradict each other or are out of range."""
-    check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
+    check_minimums(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
     if not 0 <= cfg.span_epsilon < 1:

@@ -68,11 +68,11 @@ class Score:
         return f"{self.loss:.{digits}f} {self.unit}, {len(self):,} tokens"
 
 
-def check_at_least(least: int, **values: int | None) -> None:
-    """Refuse arguments that are no integers of at least ``least``."""
+def check_at_least(minimum: int, **values: int | None) -> None:
+    """Refuse arguments that are no integers of at least ``minimum``."""
     for name, value in values.items():
-        if value is not None and not (isinstance(value, Integral) and value >= least):
-            raise ValueError(f"{name} is {value}: it must be an integer of at least {least}")
+        if value is not None and not (isinstance(value, Integral) and value >= minimum):
+            raise ValueError(f"{name} is {value}: it must be an integer of at least {minimum}")
 
 
 @torch.no_grad()

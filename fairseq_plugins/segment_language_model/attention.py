@@ -73,11 +73,11 @@ def plain_attention(
     Returns (H, B, T, d_h), zero for a query that sees nothing.
     """
     num_persistent = 0 if persistent is None else persistent[0].size(1)
-    places = query, keys, rel_keys, window, position_query, num_persistent
+    relative = query, keys, rel_keys, window, position_query, num_persistent
     # the first tokens of a stream may see nothing
-    unseeing = window.nearest - (keys.size(2) - query.size(2)) if persistent is None else 0
+    num_empty = window.nearest - (keys.size(2) - query.size(2)) if persistent is None else 0
     with without_autocast(query):
-        bias = _score_bias(*places, distance_bias)
+        bias = _score_bias(*relative, distance_bias)
         keys, values = keys.to(query.dtype), values.to(query.dtype)
         if persistent is not None:
             # streams share the vectors: (H, N, d_h) -> (H, B, N, d_h)
@@ -92,12 +92,12 @@ def plain_attention(
             scores = products if bias is None else products + bias
             weights = scores.softmax(-1)
             if epsilon:
-                whole = _log_sum_exp(products + _score_bias(*places, None))
-                log_ratio = _log_sum_exp(scores) - whole - math.log(epsilon)
+                without_bias = _log_sum_exp(products + _score_bias(*relative, None))
+                log_ratio = _log_sum_exp(scores) - without_bias - math.log(epsilon)
                 weights = weights * torch.sigmoid(log_ratio).to(weights.dtype)
             attended = F.dropout(weights, dropout) @ values
-    if unseeing > 0:
-        attended = F.pad(attended[:, :, unseeing:], (0, 0, min(unseeing, query.size(2)), 0))
+    if num_empty > 0:
+        attended = F.pad(attended[:, :, num_empty:], (0, 0, min(num_empty, query.size(2)), 0))
     return attended
 
 
@@ -110,9 +110,10 @@ def _score_bias(
     num_persistent: int,
     distance_bias: Tensor | None,
 ) -> Tensor | None:
-    """Return what places add to the scores: (H, B, T, S + N), or (T, S + N) without ``rel_keys``.
+    """Return what relative positions add to the scores.
 
-    It is 0 for persistent keys, and negligible outside the window; None if it is 0 for all keys.
+    It is (H, B, T, S + N), or (T, S + N) without ``rel_keys``: 0 for persistent keys, negligible
+    outside the window; None if it is 0 for all keys.
     """
     if window == EVERY_KEY:
         return None
@@ -132,8 +133,8 @@ def _score_bias(
             first_row = by_distance[..., :1].expand(-1, -1, -1, far)
             by_distance = torch.cat([first_row, by_distance], dim=-1)
         if distance_bias is not None:
-            beside = _over_distances(distance_bias, window.farthest, num_keys)
-            by_distance = by_distance + beside[:, None, None].to(query.dtype)
+            expanded = _over_distances(distance_bias, window.farthest, num_keys)
+            by_distance = by_distance + expanded[:, None, None].to(query.dtype)
         # from one column per distance, S - 1 to -1, to one column per key
         bias = rel_shift(by_distance, num_keys)
     hidden = hidden_by_window(num_keys - num_queries, num_queries, num_keys, window, query)

@@ -46,7 +46,7 @@ def latter_half(target: Tensor, pad: int) -> Tensor:
     return target.masked_fill(first_half, pad)
 
 
-def span_figures(spans: list[Any], each_layer: bool) -> dict[str, Tensor]:
+def span_statistics(spans: list[Any], each_layer: bool) -> dict[str, Tensor]:
     """Return the mean and the largest learned span, in tokens, ramp included, for the log."""
     tokens = torch.stack([span.tokens() for span in spans])  # (layers, H)
     figures = {"span_mean": tokens.mean(), "span_max": tokens.max()}
@@ -98,7 +98,7 @@ class SegmentLoss(CrossEntropyCriterion):
             # times the tokens: fairseq divides gradients by the sample size later
             penalty = self.span_loss * sum(span.penalty() for span in spans) * ntokens
             log["span_loss"] = penalty.detach()
-            log.update(span_figures(spans, each_layer=not self.training), logs=1)
+            log.update(span_statistics(spans, each_layer=not self.training), logs=1)
             if self.training:
                 loss = loss + penalty
         return loss, sample_size, log

@@ -19,15 +19,15 @@ from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
 
-def check_least(cfg: Any, least: Mapping[str, float]) -> None:
-    """Refuse options below their least value; None means not set."""
-    for name, bound in least.items():
+def check_minimums(cfg: Any, minimums: Mapping[str, float]) -> None:
+    """Refuse options below their minimum; None means not set."""
+    for name, minimum in minimums.items():
         value = getattr(cfg, name)
-        if value is not None and (isinstance(value, str) or not bound <= value < math.inf):
-            raise ValueError(f"{flag(name)} is {value!r}: it must be at least {bound}")
+        if value is not None and (isinstance(value, str) or not minimum <= value < math.inf):
+            raise ValueError(f"{flag(name)} is {value!r}: it must be at least {minimum}")
 
 
-_LEAST: dict[str, float] = {
+_MINIMUMS: dict[str, float] = {
     "decoder_layers": 1,
     "decoder_embed_dim": 1,
     "decoder_attention_heads": 1,
@@ -179,7 +179,7 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
 
 def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_len: int) -> None:
     """Refuse options from which no model can be built; ``mem_len`` is the recurrence."""
-    check_least(cfg, _LEAST)
+    check_minimums(cfg, _MINIMUMS)
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     if cfg.same_length and mem_len == 0:
@@ -345,7 +345,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     """Check the task's own options, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-    check_least(cfg, {"tokens_per_sample": 1, "extended_context": 0, "batch_split": 1})
+    check_minimums(cfg, {"tokens_per_sample": 1, "extended_context": 0, "batch_split": 1})
     if cfg.path and os.path.isdir(cfg.path):
         raise ValueError(
             f"--path is {cfg.path}, a folder: name a checkpoint in it, such as "
@@ -376,6 +376,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
 
 def _is_dictionary(text: str | None) -> bool:
     try:
-        return isinstance(ast.literal_eval(text or "{}"), dict)
+        # without a root configuration, the value is the name of the option that has it
+        return (text or "").startswith("$") or isinstance(ast.literal_eval(text or "{}"), dict)
     except (SyntaxError, ValueError):
         return False

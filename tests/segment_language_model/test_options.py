@@ -41,7 +41,11 @@ FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
         ({"adaptive_softmax_cutoff": "8,20"}, "'8,20': its last number must be below the 20"),
         ({"adaptive_softmax_cutoff": "1,8"}, "'1,8': its first number must be at least 4"),
         ({"adaptive_softmax_cutoff": "8,10,12"}, "--adaptive-softmax-factor is 4: 3 cutoffs leave"),
-        ({"compile_layers": True, "checkpoint_activations": True}, "with --checkpoint-activations"),
+        (
+            {"compile_layers": True, "checkpoint_activations": True, "memory_layers": "1"}
+            | {"memory_query_batch_norm": True},
+            "with --checkpoint-activations and --memory-query-batch-norm",
+        ),
         ({"share_decoder_input_output_embed": True, **ALONE}, "ties plain embeddings"),
     ],
 )
