@@ -285,6 +285,7 @@ def learn_pieces(lines: Iterable[str], number: int, **options: Any) -> bytes:
     """Return a model of sentencepiece with a number of pieces."""
     import sentencepiece
 
+    options = {name: x for name, x in {**PIECE_OPTIONS, **options}.items() if x is not None}
     learned, characters = io.BytesIO(), 0
 
     def counted() -> Iterator[str]:
@@ -299,7 +300,7 @@ def learn_pieces(lines: Iterable[str], number: int, **options: Any) -> bytes:
             sentence_iterator=counted(),
             model_writer=learned,
             vocab_size=number,
-            **{**PIECE_OPTIONS, **options},
+            **options,
         )
     except RuntimeError as error:
         raise ValueError(
