@@ -83,7 +83,14 @@ def kill_in_a_write(words, share):
 
 
 def test_a_killed_preparation_started_again_writes_the_same_files(corpora, tmp_path, request):
-    words = ("scripts.prepare", "text", "--input", corpora["text"].parent, "--unit", "words")
+    words = (
+        "scripts.prepare.__main__",
+        "text",
+        "--input",
+        corpora["text"].parent,
+        "--unit",
+        "words",
+    )
     whole, draw = tmp_path / "whole", random.Random("prepare.text")
     run(*words, "--output", whole)
     for number in range(request.config.getoption("kills")):
