@@ -131,7 +131,8 @@ def print_list(part: str = "") -> bool:
                 lines.append(f"{path:{width}}  {describe(load(paper, name), 'published')}")
         groups = [f"{paper}/{name}" for name in content["groups"] if part in f"{paper}/{name}"]
         lines += [f"\ngroups: {', '.join(groups)}\n"] if groups else []
-    print("\n".join(lines if part else [name_commands(__doc__), *lines]))
+    if lines:
+        print("\n".join(lines if part else [name_commands(__doc__), *lines]))
     return bool(lines)
 
 
@@ -149,12 +150,10 @@ def work(words: list[str]) -> None:
         return
     verbs = [index for index, word in enumerate(plain) if word in ("show", *ACTIONS)]
     if not verbs:
-        if len(plain) > 1 or more or not print_list(plain[0]):
-            raise ValueError(
-                f"`{' '.join(plain)}` has no action, and is in no name of a recipe: give show, "
-                f"{', '.join(ACTIONS)}"
-            )
-        return
+        if len(plain) == 1 and not more and print_list(plain[0]):
+            return
+        find_recipes(plain)
+        raise ValueError(f"`{' '.join(plain)}` has no action: give show, {', '.join(ACTIONS)}")
     action, folders = plain[verbs[0]], plain[verbs[0] + 1 :]
     recipes = find_recipes(plain[: verbs[0]])
     wanted = {"show": (0, 1, 2), "prepare": (1,)}.get(action, (2,))

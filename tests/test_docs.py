@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import plot
 from scripts.docs import tables
+from scripts.prepare._corpora import read_yaml
 from tests.end_to_end.commands import PLUGIN, ROOT, prepare_python, run
 from tests.scripts.evaluate.saved_memory_models import write_all
 
@@ -65,6 +66,8 @@ def test_links_lead_to_files_and_headings_and_commands_exist(page):
         assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
     for module in re.findall(r"python\s+-m\s+(scripts\.\w+\.[a-z]\w*)", PAGES[page]):
         assert importlib.util.find_spec(module), module
+    for corpus in re.findall(r"scripts\.prepare ([a-z]\w*)", PAGES[page]):
+        assert corpus in read_yaml("corpora.yaml"), corpus
 
 
 def test_the_lines_of_python_run():

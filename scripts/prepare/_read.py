@@ -11,7 +11,7 @@ from scripts._shared.commands import short
 from scripts.prepare import _english, _facts, _number_names, _python_source
 from scripts.prepare._corpora import SPLITS, Corpus
 from scripts.prepare._get import File
-from scripts.prepare._lines import read_lines
+from scripts.prepare._lines import progress, read_lines
 
 SUFFIXES = (".txt", ".txt.gz")
 # Whitespace for str.split() but not for bytes.split(), such as the no-break space.
@@ -174,7 +174,9 @@ def number_names(files: list[File], options: argparse.Namespace) -> list[Text]:
     """Return both sides of each part."""
     texts = []
     for part in SPLITS:
-        pairs = list(_number_names.sentences(part, getattr(options, part), options.seed))
+        count = getattr(options, part)
+        drawn = _number_names.sentences(part, count, options.seed)
+        pairs = list(progress(drawn, total=count, desc=part, unit=" pairs"))
         for language, lines in zip(_number_names.LANGUAGES, zip(*pairs, strict=True), strict=True):
             texts.append(Text("number names", partial(iter, lines), part, language))
     return texts

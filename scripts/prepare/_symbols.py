@@ -79,21 +79,13 @@ def check_language(language: str, option: str = "language") -> None:
 def moses_tokenizer(
     language: str, normalize: bool = False, aggressive_hyphens: bool = False
 ) -> LineMapper:
-    """Return a function from lines to lines of Moses tokens, separated by single spaces.
-
-    With normalize, it makes punctuation uniform first, as Moses' normalize-punctuation does; with
-    aggressive_hyphens, it splits words at hyphens, which become the token ``@-@``.
-    """
+    """Return a function from lines to lines of Moses tokens; options are those of ``Moses``."""
     encode = Moses(language, normalize, aggressive_hyphens).encode
     return lambda lines: [encode(line) for line in lines]
 
 
 def character_symbols() -> LineMapper:
-    """Return a function from lines to lines of their characters, separated by single spaces.
-
-    The symbol of a space is U+2581, as in sentencepiece. Other whitespace, which fairseq would take
-    for separators, and a U+2581 of the text have other symbols.
-    """
+    """Return a function from lines to lines of their characters, separated by single spaces."""
     encode = Characters().encode
     return lambda lines: [" ".join(encode(line)) for line in lines]
 
@@ -293,6 +285,7 @@ def learn_pieces(lines: Iterable[str], number: int, **options: Any) -> bytes:
     """Return a model of sentencepiece with a number of pieces."""
     import sentencepiece
 
+    options = {name: x for name, x in {**PIECE_OPTIONS, **options}.items() if x is not None}
     learned, characters = io.BytesIO(), 0
 
     def counted() -> Iterator[str]:
@@ -307,7 +300,7 @@ def learn_pieces(lines: Iterable[str], number: int, **options: Any) -> bytes:
             sentence_iterator=counted(),
             model_writer=learned,
             vocab_size=number,
-            **{**PIECE_OPTIONS, **options},
+            **options,
         )
     except RuntimeError as error:
         raise ValueError(

@@ -83,14 +83,24 @@ def kill_in_a_write(words, share):
 
 
 def test_a_killed_preparation_started_again_writes_the_same_files(corpora, tmp_path, request):
-    words = ("scripts.prepare", "text", "--input", corpora["text"].parent, "--unit", "words")
+    words = (
+        "scripts.prepare.__main__",
+        "text",
+        "--input",
+        corpora["text"].parent,
+        "--unit",
+        "words",
+    )
     whole, draw = tmp_path / "whole", random.Random("prepare.text")
     run(*words, "--output", whole)
     for number in range(request.config.getoption("kills")):
         folder = tmp_path / str(number)
-        kill_while_it_writes((*words, "--output", folder), folder, draw)
-        run(*words, "--output", folder)
-        assert contents(folder) == contents(whole)
+        output = folder / "out"
+        # beside the output, in a folder that becomes it
+        kill_while_it_writes((*words, "--output", output), folder, draw)
+        run(*words, "--output", output)
+        assert contents(output) == contents(whole)
+        assert list(folder.iterdir()) == [output]
 
 
 def test_a_killed_average_leaves_no_file_of_its_name_and_starts_again(trained, tmp_path, request):

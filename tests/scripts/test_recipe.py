@@ -171,7 +171,8 @@ def test_what_is_shown_is_what_runs(commands_run, capsys, tmp_path):
     [
         ("transformer_xl/enwik8_huge train D C", "there is no recipe transformer_xl/enwik8_huge"),
         ("transformer_xl/enwik8_base finish D C", "enwik8_base has no action finish"),
-        ("transformer_xl/enwik8_huge", "`transformer_xl/enwik8_huge` has no action"),
+        ("transformer_xl/enwik8_huge", "there is no recipe transformer_xl/enwik8_huge (did you"),
+        ("transformer_xl/ptb --lr 1", "`transformer_xl/ptb` has no action"),
         ("transformer_xl/enwik8_base train D", "train takes DATA CHECKPOINTS"),
         ("transformer_xl/ptb finish D C", "there is no checkpoint_last.pt in C"),
         ("transformer_xl/ptb train NOWHERE C", "there is no NOWHERE/bin: run `prepare NOWHERE`"),
