@@ -8,8 +8,8 @@ the ramp of a span, N persistent vectors, d model width, d_h = d / H.
 from __future__ import annotations
 
 import functools
+import logging
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +37,8 @@ from fairseq_plugins.segment_language_model.attention import (
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window, map_rows
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues, LayerPast
 from fairseq_plugins.sizes import check_heads
+
+logger = logging.getLogger(__name__)
 
 # How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
 # is a separate sublayer.
@@ -211,10 +213,10 @@ class AllAttention(nn.Module):
         if isinstance(past, HiddenStates) and past.shortened:
             width = max(group.width for group in positions.groups.groups)
             if past.length < width:
-                warnings.warn(
-                    f"an attention span grew to {width} tokens at once, and the past has only "
-                    f"{past.length} of them: this segment sees less; let spans learn slower",
-                    stacklevel=2,
+                logger.warning(
+                    "an attention span grew to %d tokens at once, and the past has only %d of "
+                    "them: this segment sees less; let spans learn slower",
+                    *(width, past.length),
                 )
         query = scaled_heads(self.q_proj(x), self.head_dim)
         joint = self.persistent() if self.persistent is not None and self.variant == JOINT else None

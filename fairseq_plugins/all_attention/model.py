@@ -199,6 +199,11 @@ def _check_attention(cfg: AllAttentionConfig) -> None:
     check_minimums(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
+    if cfg.compile_layers and cfg.span_epsilon > 0:
+        raise ValueError(
+            f"--span-epsilon is {cfg.span_epsilon} with --compile-layers: compiled layers compute "
+            "whole spans, and epsilon depends on what is left out; leave one of the two out"
+        )
     if not 0 <= cfg.span_epsilon < 1:
         raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
     for name in ("span_init", "span_epsilon"):

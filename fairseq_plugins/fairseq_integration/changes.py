@@ -75,14 +75,17 @@ def _resume(load: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return load(cfg, trainer, **options)
         except Exception as error:
-            # fairseq only says that the architectures may differ
-            if type(error) is not Exception or error.__context__ is None:
-                raise
-            reason = " ".join(str(error.__context__).split())
-            raise ValueError(
-                f"{str(error).partition(';')[0]}: {reason[:500]}; give the options and the data of "
-                "its training, or another --save-dir"
-            ) from None
+            # fairseq hides why weights do not fit behind a guess
+            title, *reasons = map(str.strip, str(error.__context__).splitlines() or [""])
+            if "loading state_dict" in title and reasons:
+                more = f" (and {len(reasons) - 1} more)" if reasons[1:] else ""
+                raise ValueError(
+                    f"{str(error).partition(';')[0]}: {reasons[0]}{more}; give the options of its "
+                    "training, or another --save-dir"
+                ) from error
+            if isinstance(error.__context__, ValueError):
+                raise error.__context__ from None
+            raise
 
     def load_checkpoint(cfg: CheckpointConfig, trainer: Trainer, **options: Any) -> tuple:
         """Restore a training from its checkpoint, or begin one."""

@@ -19,7 +19,7 @@ def flag(option: str) -> str:
 
 @contextmanager
 def naming_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Let errors of layers, which name `parameters`, name the ``options`` that set these."""
+    """Rewrite `parameters` in errors of layers as the ``options`` that set them."""
     try:
         yield
     except ValueError as error:
@@ -27,4 +27,4 @@ def naming_options(options: Mapping[str, str]) -> Iterator[None]:
         def name(parameter: re.Match) -> str:
             return flag(options[parameter[1]]) if parameter[1] in options else parameter[0]
 
-        raise ValueError(re.sub(r"`(\w+)`", name, str(error))) from None
+        raise ValueError(re.sub(r"`(\w+)`", name, str(error))) from error

@@ -13,15 +13,17 @@ Each callable projects a tensor in place; it has its parameter's shape and the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from fairseq.optim import (
+    AMPOptimizer,
+    FairseqOptimizer,
+    FP16Optimizer,
+    MemoryEfficientFP16Optimizer,
+)
+from fairseq.optim.adam import FairseqAdamConfig
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    # layers import this file without fairseq
-    from fairseq.optim import FairseqOptimizer, FP16Optimizer
-    from fairseq.optim.adam import FairseqAdamConfig
 
 
 class OwnRulesStep:
@@ -50,16 +52,19 @@ def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
         raise ValueError("--fp16-adam-stats with this --optimizer: leave it out")
     return {
         "lr": cfg.lr[0],
-        "betas": parse_betas(cfg.adam_betas),
+        "betas": parse_betas("--adam-betas", cfg.adam_betas),
         "eps": cfg.adam_eps,
         "weight_decay": cfg.weight_decay,
     }
 
 
-def parse_betas(betas: str | Sequence[float]) -> tuple[float, ...]:
-    """Return Adam's betas from an option, such as "(0.9,0.98)"."""
+def parse_betas(option: str, betas: str | Sequence[float]) -> tuple[float, ...]:
+    """Return Adam's betas from the value of an option, such as "(0.9,0.98)"."""
     numbers = betas.strip("()[] ").split(",") if isinstance(betas, str) else betas
-    return tuple(float(number) for number in numbers)
+    values = tuple(float(number) for number in numbers)
+    if len(values) != 2 or not all(0 <= value < 1 for value in values):
+        raise ValueError(f"{option} is {betas}: it must be two numbers in [0, 1), as (0.9,0.98)")
+    return values
 
 
 @torch.no_grad()
@@ -100,8 +105,6 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
 
 def _find_masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
     """Return the tensors that the optimizer updates, by the parameters' ids; None if unknown."""
-    from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
-
     if isinstance(optimizer, FP16Optimizer):
         if optimizer.has_flat_params:
             return _split_flat_copies(optimizer)

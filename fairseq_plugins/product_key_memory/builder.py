@@ -22,7 +22,7 @@ LAZY_OPTIMIZER = "adam_with_memory"
 PARAMETERS = {
     name: f"memory_{name}"
     for name in ("slots", "heads", "knn", "query_dim", "value_dim", "keys", "kernel")
-}
+} | {"hidden_dims": "memory_query_hidden_dims"}
 # Weights of options that memories had once.
 _REMOVED = {
     "query.layer_norm.weight": "--memory-query-layer-norm",
@@ -66,12 +66,19 @@ class MemoryBuilder:
             return None
         with naming_options(PARAMETERS):
             memory = build_memory(self.options, self.embed_dim, self.values)
+        allow_new(memory, self.options)
         slots, part = len(memory.values.weight), self.option.removesuffix("memory_layers")
         log = UsageLog(slots, memory.heads, f"{part}memory{number}")
         memory.keys.register_forward_hook(log)
         if self.options.memory_share_values:
             self.values = memory.values
         return memory
+
+
+def allow_new(module: nn.Module, options: MemoryOptions) -> None:
+    """Let a training put a module of a memory into a model that was trained without it."""
+    if options.memory_optimizer is not None:
+        module.register_load_state_dict_pre_hook(_keep_initial_values)
 
 
 def build_memory(
@@ -114,19 +121,22 @@ def build_memory(
         options.memory_value_dropout,
     )
     memory.register_load_state_dict_pre_hook(_refuse_removed_options)
-    memory.register_load_state_dict_pre_hook(begin_anew)
     return memory
 
 
-def begin_anew(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Let a module that a state lacks keep its values: a memory, put into a trained model.
-
-    What the state has in its place, a feed-forward sublayer, goes.
-    """
+def _keep_initial_values(
+    module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any
+) -> None:
+    """Keep a module's initial values if the state has none for it; drop what is in its place."""
     initial = {prefix + name: value for name, value in module.state_dict().items()}
     if initial.keys().isdisjoint(state_dict):
-        logger.warning("the checkpoint has no %s: it begins with new values", prefix[:-1])
-        for name in [name for name in state_dict if name.startswith(prefix)]:
+        replaced = [name for name in state_dict if name.startswith(prefix)]
+        logger.warning(
+            "the checkpoint has no %s, which keeps its initial values%s",
+            prefix[:-1],
+            f"; its {', '.join(replaced)} are not used" if replaced else "",
+        )
+        for name in replaced:
             del state_dict[name]
         state_dict.update(initial)
 
@@ -137,7 +147,7 @@ def _refuse_removed_options(
     for name, option in _REMOVED.items():
         if prefix + name in state_dict:
             raise ValueError(
-                f"the checkpoint has a memory with {option}, which does not exist any more: train "
+                f"the checkpoint has a memory with {option}, which no longer exists: train "
                 "the model anew"
             )
 

@@ -21,7 +21,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.builder import MemoryBuilder, begin_anew
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder, allow_new
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
 
@@ -38,7 +38,6 @@ class _MemoryLayer(nn.Module):
         if interleave:
             self.memory = memory
             self.memory_layer_norm = LayerNorm(self.embed_dim)
-            self.memory_layer_norm.register_load_state_dict_pre_hook(begin_anew)
             return
         final_layer_norm = self.final_layer_norm
         del self.fc1, self.final_layer_norm
@@ -47,7 +46,6 @@ class _MemoryLayer(nn.Module):
         self.fc2 = self.activation_fn = self.activation_dropout_module = nn.Identity()
         self.memory = memory
         self.final_layer_norm = final_layer_norm
-        self.register_load_state_dict_pre_hook(_drop_replaced)
 
     def forward(self, x: Tensor, *args: Any, **options: Any) -> Any:
         """Map ``x`` (T, B, d) to (T, B, d), and return what else fairseq's layer returns."""
@@ -107,6 +105,10 @@ def put_memories(
         else:
             layer = MemoryDecoderLayer(cfg, stack.layers[index].encoder_attn is None)
         layer.put(memory, interleave)
+        if interleave:
+            allow_new(layer.memory_layer_norm, builder.options)
+        elif builder.options.memory_optimizer is not None:
+            layer.register_load_state_dict_pre_hook(_drop_replaced)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         stack.layers[index] = layer

@@ -105,7 +105,7 @@ class AdamWithMemory(Adam):
     def _update_tables(self, scale: Tensor) -> None:
         group = self.param_groups[0]
         betas, eps = self.memory_betas or group["betas"], group["eps"]
-        share = group["lr"] / self.full_lr if self.full_lr else 1.0
+        share = 1.0 if self.full_lr is None else group["lr"] / (self.full_lr or math.inf)
         rates = share * self.memory_lr, self.memory_weight_decay
         for number, table in enumerate(self.tables):
             grad, table.weight.grad = table.weight.grad, None
@@ -177,7 +177,7 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
             **adam_options(self.cfg),
             "memory_lr": self.cfg.memory_lr,
             "memory_scheduled": self.cfg.memory_scheduled,
-            "memory_betas": betas and parse_betas(betas),
+            "memory_betas": betas and parse_betas("--memory-betas", betas),
             "memory_weight_decay": self.cfg.memory_weight_decay,
         }
 

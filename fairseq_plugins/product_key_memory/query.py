@@ -131,6 +131,8 @@ class QueryNetwork(nn.Module):
         super().__init__()
         self.input_dropout = nn.Dropout(input_dropout)
         check_sizes(1, embed_dim=embed_dim, heads=heads, query_dim=query_dim)
+        for width in hidden_dims:
+            check_sizes(1, hidden_dims=width)
         widths = [embed_dim, *hidden_dims, heads * query_dim]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):

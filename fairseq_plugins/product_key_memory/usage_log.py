@@ -9,14 +9,18 @@ Shapes: N tokens, H heads, k slots read by a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from fairseq.logging import metrics
-from fairseq.logging.meters import Meter, MetersDict, safe_round
+from fairseq.logging.meters import Meter, safe_round
 from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+
+FIGURES = {"usage": usage, "kl": kl_from_uniform}
+# fairseq saves these in checkpoints, and knows its own kinds of meters alone; the meters of one
+# validation have no name
+NAMED = ("default", "train", "train_inner", "valid")
 
 
 class UsageLog:
@@ -27,27 +31,27 @@ class UsageLog:
 
     def __call__(self, keys: nn.Module, inputs: object, selected: tuple[Tensor, Tensor]) -> None:
         """Log the scores and slots, both (N, H, k), that the keys selected for a batch."""
-        # only a validation has meters of its own
-        others = metrics.get_meters("default")
-        validates = all(meters is not others for meters in metrics.get_active_aggregators())
-        if keys.training or not validates or torch.compiler.is_compiling():
+        # first, lest a compiled layer depend on fairseq's meters
+        if torch.compiler.is_compiling() or keys.training:
             return
-        reads = f"_reads_{self.name}"  # fairseq prints no meter with an underscore
-        metrics.log_custom(partial(_Reads, self.slots, self.heads), reads, selected)
-        for figure, name in ((usage, "usage"), (kl_from_uniform, "kl")):
-            metrics.log_derived(f"{self.name}_{name}", partial(_compute, figure, reads))
+        named = [metrics.get_meters(name) for name in NAMED]
+        for meters in metrics.get_active_aggregators():
+            if any(meters is other for other in named):
+                continue
+            if f"{self.name}_usage" not in meters:
+                reads = MemoryUsage(self.slots, self.heads)
+                for name, figure in FIGURES.items():
+                    meters.add_meter(f"{self.name}_{name}", _Figure(reads, figure), 50)
+            meters[f"{self.name}_usage"].reads(keys, inputs, selected)
 
 
-class _Reads(Meter):
-    """The reads of a memory in one validation."""
+class _Figure(Meter):
+    """A figure of what a memory read in one validation."""
 
-    def __init__(self, slots: int, heads: int) -> None:
-        self.usage = MemoryUsage(slots, heads)
+    def __init__(self, reads: MemoryUsage, figure: Callable[[Tensor], float]) -> None:
+        self.reads, self.figure = reads, figure
 
-    def update(self, selected: tuple[Tensor, Tensor]) -> None:
-        """Add the scores and slots of a batch."""
-        self.usage(None, None, selected)
-
-
-def _compute(figure: Callable[[Tensor], float], reads: str, meters: MetersDict) -> float:
-    return safe_round(figure(meters[reads].usage.total()), 3)
+    @property
+    def smoothed_value(self) -> float:
+        """Return the figure, rounded."""
+        return safe_round(self.figure(self.reads.total()), 3)

@@ -214,7 +214,8 @@ def _build(
     file: Path, state: dict[str, Any], folder: Path, changed: dict[str, Any]
 ) -> tuple[BaseFairseqModel, FairseqTask]:
     """Build the model and task of a checkpoint's ``state``, with ``changed`` options."""
-    overrides = {**changed, **_RESET, "data": str(folder)}
+    # generation would compile for minutes
+    overrides = {"compile_layers": False, **changed, **_RESET, "data": str(folder)}
     if state.get("args") is not None:
         vars(state["args"]).update(overrides)
     overwrite_args_by_name(state["cfg"], overrides)

@@ -338,7 +338,7 @@ class SeededSampling(Sampling):
         self, dictionary: Dictionary, sampling: Sampling, seed: int, device: torch.device
     ) -> None:
         super().__init__(dictionary, sampling.sampling_topk, sampling.sampling_topp)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator(device).manual_seed(int(seed))
 
     def step(
         self, step: int, lprobs: Tensor, scores: Tensor | None, *unused: object

@@ -86,11 +86,11 @@ class SegmentDecoder(FairseqDecoder):
         self.segment = cfg.tokens_per_sample + cfg.extended_context
         self.masks_padding = bool(cfg.memory_layers)
         if cfg.memory_layers and cfg.memory_interleave:
-            from fairseq_plugins.product_key_memory.builder import begin_anew
+            from fairseq_plugins.product_key_memory.builder import allow_new
 
             for layer in network.layers:
                 if layer.memory is not None:
-                    layer.memory_layer_norm.register_load_state_dict_pre_hook(begin_anew)
+                    allow_new(layer.memory_layer_norm, cfg)
 
     def extract_features(
         self,

@@ -44,6 +44,7 @@ PARAMETERS = {
     "embed_dim": "decoder_embed_dim",
     "num_heads": "decoder_attention_heads",
     "ffn_dim": "decoder_ffn_embed_dim",
+    "kernel": "attention_kernel",
 }
 # each first option needs the second one
 _NEEDS = (

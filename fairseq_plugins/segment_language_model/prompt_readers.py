@@ -44,7 +44,8 @@ class PromptedModels(EnsembleModel):
     ) -> None:
         super().__init__(models)
         self.tokens = tokens
-        self.temperature = temperature
+        # in single precision, a smaller one would be 0
+        self.temperature = max(temperature, 1e-30)
         self.end = end
         self.readers = [
             SegmentReader(model, segment)

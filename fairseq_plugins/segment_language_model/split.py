@@ -5,6 +5,7 @@ Shapes: N tokens of the split.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -39,12 +40,12 @@ def load_tokens(
         if (part := _load_part(path, dictionary, dataset_impl)) is None:
             break
         parts.append(part)
-        share, in_training = _share(part, dictionary.unk()), 1.0
+        share, in_training = _share(part, dictionary.unk()), None
         if share > NEGLIGIBLE:
-            folder = os.path.dirname(path)
-            trained_on = _load_part(os.path.join(folder, "train"), dictionary, dataset_impl)
-            if trained_on is not None:
-                in_training = _share(trained_on, dictionary.unk())
+            training_part = os.path.join(os.path.dirname(path), "train")
+            with contextlib.suppress(ValueError):  # a damaged part is refused where it is read
+                trained_on = _load_part(training_part, dictionary, dataset_impl)
+                in_training = None if trained_on is None else _share(trained_on, dictionary.unk())
         log_unknown(share, len(part), path, in_training)
         if not combine:
             break
@@ -71,21 +72,21 @@ def load_tokens(
     return tokens
 
 
-def log_unknown(share: float, tokens: int, text: str, in_training: float = 1.0) -> None:
-    """Log the share of ``<unk>`` in a text, and warn if it is large, or larger than in training."""
+def log_unknown(share: float, tokens: int, text: str, in_training: float | None = None) -> None:
+    """Log the share of ``<unk>`` in a text; if it is large, compare it with that in training."""
     described = f"{text}: {100 * share:.1f} % of {tokens:,} tokens are <unk>"
     if share <= NEGLIGIBLE:
         logger.info(described)
-    elif in_training < share / 10:
+    elif in_training is not None and in_training < share / 10:
         logger.warning(
-            "%s, and %.2f %% in training: the model cannot predict what it did not see, so this "
-            "loss is mostly theirs; prepare the data with a threshold or in subwords",
+            "%s, and %.2f %% in training: the model cannot predict what it did not see, so <unk> "
+            "accounts for most of this loss; prepare the data with a threshold or in subwords",
             described,
             100 * in_training,
         )
     else:
-        easy = "<unk> is easy to predict, so do not compare this loss with others on this text"
-        logger.warning("%s: %s", described, easy)
+        easy = "" if in_training is None else "<unk> is easy to predict, so "
+        logger.warning("%s: %sdo not compare this loss with others on this text", described, easy)
 
 
 def _share(tokens: np.ndarray, symbol: int) -> float:

@@ -112,8 +112,11 @@ class StreamPasts:
     def from_state_dict(cls, state: dict[str, Any], shard_id: int, num_shards: int) -> StreamPasts:
         """Return this worker's part of the pasts of all ``num_shards`` workers."""
         # (B of all workers, S, d) -> (B, S, d)
-        parts = (hidden.chunk(num_shards)[shard_id] for hidden in state["layers"])
-        return cls(Past(tuple(HiddenStates((part.clone(),)) for part in parts), state["end"]))
+        parts = [hidden.chunk(num_shards)[shard_id].clone() for hidden in state["layers"]]
+        # older checkpoints do not say which layers dropped tokens
+        shortened = state.get("shortened", [False] * len(parts))
+        layers = [HiddenStates((part,), cut) for part, cut in zip(parts, shortened, strict=True)]
+        return cls(Past(tuple(layers), state["end"]))
 
 
 class EnsemblePasts:
@@ -148,10 +151,11 @@ def gather_pasts(
 
 def _as_state_dict(pasts: list[Past], copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Join the pasts of all parts of the streams, each tensor copied by ``copy``."""
-    layers = []
+    layers, shortened = [], []
     for states in zip(*(past.layers for past in pasts), strict=True):
         # lengths differ only if an update failed between two parts
         length = min(state.length for state in states)
         parts = [state.last(length).hidden for state in states]
         layers.append(copy(parts[0] if len(parts) == 1 else torch.cat(parts)))
-    return {"end": pasts[0].num_tokens, "layers": layers}
+        shortened.append(any(state.shortened for state in states))
+    return {"end": pasts[0].num_tokens, "layers": layers, "shortened": shortened}

@@ -1,7 +1,5 @@
 """The network and the block of all-attention against the equations of section 4."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from fairseq_plugins.all_attention.network import (
     AllAttentionNetwork,
     learned_spans,
 )
+from fairseq_plugins.segment_language_model.stream_pasts import StreamPasts
 from tests.reference import all_attention as reference
 from tests.segment_language_model.equations import assert_equals_the_equations
 from tests.segment_language_model.networks import SPAN, build, draw
@@ -59,19 +58,21 @@ def test_a_span_that_grows_in_an_update_sees_its_new_context(length, growth):
 
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize(("tokens", "warns"), [(8, False), (30, True)])
-def test_a_span_that_grows_beyond_the_past_warns(tokens, warns, normalize_before):
+def test_a_span_that_grows_beyond_the_past_warns(tokens, warns, normalize_before, caplog):
     block = AllAttentionBlock(16, 4, 5, 100).double()
     block.normalize_before = normalize_before
     block.self_attn.span.ramp, past = 2, None
     for segment in draw(2, 40).split(8, dim=1):
         _, past = block(segment, past)
     block.self_attn.span.value.data.fill_(tokens / 100)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        block(draw(2, 8), past.to(torch.float64))
-    assert [f"span grew to {tokens + 2} tokens" in str(one.message) for one in caught] == [
-        True
-    ] * warns
+    # also after a checkpoint
+    pasts = StreamPasts()
+    pasts.after(past)
+    resumed = StreamPasts.from_state_dict(pasts.state_dict(), 0, 1).before(past.num_tokens)
+    for known in (past.to(torch.float64), resumed):
+        caplog.clear()
+        block(draw(2, 8), known)
+        assert (f"span grew to {tokens + 2} tokens" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("part", ["weights", "sublayer"])

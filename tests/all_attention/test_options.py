@@ -23,10 +23,13 @@ WEIGHTS = [nn.Parameter(torch.ones(2))]
         ({"persistent_vectors": -1}, "--persistent-vectors is -1: it must be at least 0"),
         ({"span_init": 0.5}, "--span-init is 0.5: it needs --adaptive-span"),
         ({"span_init": math.nan}, "--span-init is nan: it must be in [0, 1]"),
-        ({"adaptive_span": True, "compile_layers": True}, "--compile-layers with --adaptive-span"),
+        (
+            {"adaptive_span": True, "compile_layers": True, "span_epsilon": 1e-8},
+            "--span-epsilon is 1e-08 with --compile-layers",
+        ),
         ({"mem_len": 7}, "--mem-len is 7: attention reaches no farther back than --attention-span"),
         ({**SPLIT, "persistent_vectors": 0}, "is attn-split with --persistent-vectors 0: there"),
-        ({**HALVED, "decoder_attention_heads": 1}, "`num_heads` is 1: half of them see"),
+        ({**HALVED, "decoder_attention_heads": 1}, "--decoder-attention-heads is 1: half of them"),
         ({**APART, "decoder_ffn_embed_dim": 8}, "--decoder-ffn-embed-dim is 8 with --persistent-"),
     ],
 )

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from fairseq_plugins import load
 from tests.end_to_end.commands import ALL, USER_DIR, loss, run, tokens_evaluated
 from tests.end_to_end.trainings import logged, parameters, training_command
 
@@ -74,7 +75,7 @@ def test_a_memory_is_put_into_a_trained_model(corpora, tmp_path, paper, interlea
     options = (*options, "2", "--finetune-from-model", start, "--optimizer", "adam_with_memory")
     options += ("--lr", 0, "--memory-lr", 0)
     printed = run(*training_command(corpora, paper, tmp_path / "new", *options))
-    assert "begins with new values" in printed
+    assert "keeps its initial values" in printed
     before, after = parameters(tmp_path / "plain"), parameters(tmp_path / "new")
     replaced = {name for name in before if re.search(r"layers\.1\.(feed_forward\.)?fc[12]\.", name)}
     for name in before.keys() - (set() if interleave else replaced):
@@ -83,6 +84,10 @@ def test_a_memory_is_put_into_a_trained_model(corpora, tmp_path, paper, interlea
     assert any("values.weight" in name for name in added)
     assert all("layers.1." in name for name in added)
     assert replaced.isdisjoint(after) != bool(interleave)
+    # only a training may do this
+    if paper == "product_key_memory":
+        with pytest.raises(ValueError, match="memory"):
+            load(start, corpora["text"], memory_layers="2", memory_slots=64)
 
 
 def test_a_validation_logs_the_usage_of_each_memory(corpora, data, tmp_path):

@@ -73,5 +73,5 @@ def test_a_memory_refuses_weights_of_removed_options(name, option):
     memory = build_from_options()
     state = memory.state_dict()
     memory.load_state_dict(state)
-    with pytest.raises(ValueError, match=f"{option}, which does not exist any more"):
+    with pytest.raises(ValueError, match=f"{option}, which no longer exists"):
         memory.load_state_dict({**state, name: state["keys.subkeys"]})

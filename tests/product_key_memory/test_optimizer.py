@@ -171,6 +171,8 @@ def test_a_model_without_memories_has_the_state_of_adam():
     [
         ({"memory_weight_decay": -0.5}, "`memory_weight_decay` is -0.5: .* 0 or more"),
         ({"fp16_adam_stats": True}, "--fp16-adam-stats .* leave it out"),
+        ({"memory_betas": "(0.9, 1.0)"}, r"--memory-betas is \(0.9, 1.0\): .* two numbers"),
+        ({"memory_betas": "0.9"}, "--memory-betas is 0.9: .* two numbers"),
     ],
 )
 def test_the_optimizer_refuses_impossible_options(options, words):
