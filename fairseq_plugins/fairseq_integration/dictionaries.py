@@ -35,8 +35,9 @@ class DictionaryDigest(nn.Module):
             if saved is not None and saved.tolist() != expected.tolist():
                 raise ValueError(
                     f"the checkpoint was trained with another dictionary than the {side} "
-                    "dictionary of DATA: binarize the text with the dict.txt of its training "
-                    "(fairseq-preprocess --srcdict, --tgtdict), or train anew in another --save-dir"
+                    "dictionary of DATA: give the data of its training, or text that was binarized "
+                    "with its dict.txt (fairseq-preprocess --srcdict, --tgtdict); to train anew, "
+                    "give another --save-dir"
                 )
 
 

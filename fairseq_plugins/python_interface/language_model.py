@@ -217,6 +217,11 @@ class LanguageModel(LoadedModel):
                 f"temperature is {temperature}: it must be above 0, and finite",
             ),
             (seed and seed >= 2**64, f"seed is {seed}: it must be below 2**64"),
+            (
+                seed is not None and not sampling,
+                f"seed is {seed}, and nothing is drawn: give sampling, top_k or top_p, or leave it "
+                "out",
+            ),
             (sampling and beam > 1, f"beam is {beam} with sampling: leave one of the two out"),
         ):
             if wrong:

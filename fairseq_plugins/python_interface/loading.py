@@ -1,7 +1,9 @@
 """Loads a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
 
+import logging
 import os
 from argparse import Namespace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +22,11 @@ from fairseq_plugins.fairseq_integration.registration import register
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
 from fairseq_plugins.python_interface.translation import TranslationModel
-from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
+from fairseq_plugins.segment_language_model.options import CHANGED_IN_EVALUATION
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from fairseq_plugins.units import Units, check_unit, read_units
+
+logger = logging.getLogger(__name__)
 
 register()
 # looked for in a folder; scripts.convert.checkpoint writes the last
@@ -73,8 +77,10 @@ def load(
     try:
         state = load_checkpoint_to_cpu(str(file))
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{file} is not a checkpoint that can be read ({reason})") from error
+        reason = " ".join(str(error).split())
+        # PyTorch's own advice is to execute what is in the file
+        reason = reason.partition("WeightsUnpickler error: ")[2] or reason
+        raise ValueError(f"{file} is not a checkpoint that can be read ({reason[:300]})") from error
     task_options, kind = saved_options(state, "task"), task_class(state, file)
     translates = issubclass(kind, TranslationTask)
     lengths = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
@@ -88,12 +94,17 @@ def load(
     units = read_units(folder)
     if unit is not None:
         check_unit(unit)
+        if unit != units.unit and (folder / "units.json").exists():
+            logger.warning(
+                "unit is %r, and %s says %s: text gets other symbols than in training",
+                *(unit, folder / "units.json", units.unit),
+            )
         units = Units(unit) if unit != units.unit else units
     steps, changed = _split_options(
         file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
     )
     model, task = _build(file, state, folder, changed)
-    _prepare(model, changed if issubclass(kind, SegmentLanguageModelingTask) else {})
+    _prepare(model)
     # scripts.prepare makes the punctuation of translations uniform
     normalize = translates and steps["tokenizer"] == units.tokenizer
     build = partial(build_lines, **steps, units=units, normalize=normalize)
@@ -109,7 +120,10 @@ def load(
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint at ``path``, a file or a folder with one of :data:`CHECKPOINTS`."""
     if not path.exists():
-        raise ValueError(f"there is no {path}: name a checkpoint, or the --save-dir of a training")
+        raise ValueError(
+            f"there is no file or folder {str(path)!r}: name a checkpoint, or the --save-dir of a "
+            "training"
+        )
     if not path.is_dir():
         return path
     for name in CHECKPOINTS:
@@ -202,9 +216,11 @@ def _split_options(
         changeable = {*task_options, *model_options} - {"_name", "data", "tokens_per_sample"}
     for option in overrides:
         if option not in known | changeable:
+            near = get_close_matches(option, known | changeable, 1)
+            remedy = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(
                 f"{option} is not an option of {file} that can be changed, nor of its "
-                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): leave it out"
+                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): {remedy}"
             )
     changed = {option: value for option, value in overrides.items() if option in changeable}
     return {**names, "options": options}, changed
@@ -229,12 +245,11 @@ def _build(
     return model.eval(), task
 
 
-def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
+def _prepare(model: BaseFairseqModel) -> None:
     """Prepare a model as fairseq's commands do; it then logs how far back it reads."""
     model.prepare_for_inference_(
         SimpleNamespace(
             generation=GenerationConfig(),
-            common_eval=SimpleNamespace(model_overrides=repr(changed)),
             task=SimpleNamespace(tokens_per_sample=None),
         )
     )

@@ -72,7 +72,7 @@ def check_at_least(minimum: int, **values: int | None) -> None:
     """Refuse arguments that are no integers of at least ``minimum``."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Integral) and value >= minimum):
-            raise ValueError(f"{name} is {value}: it must be an integer of at least {minimum}")
+            raise ValueError(f"{name} is {value!r}: it must be an integer of at least {minimum}")
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ Shapes: B streams, T tokens of a segment, V symbols, d model width.
 
 from __future__ import annotations
 
-import ast
 import logging
 import math
 from dataclasses import replace
@@ -32,14 +31,6 @@ from fairseq_plugins.segment_language_model.past import HiddenStates, Past
 
 if TYPE_CHECKING:
     from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
-
-CHANGED_IN_EVALUATION = (
-    "attention_kernel",
-    "clamp_len",
-    "compile_layers",
-    "mem_len",
-    "same_length",
-)
 
 logger = logging.getLogger(__name__)
 
@@ -186,17 +177,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
         return []
 
     def prepare_for_inference_(self, cfg: DictConfig) -> None:
-        """Log the recurrence that the figures depend on, and check ``--model-overrides``.
-
-        fairseq would ignore other overrides, or build another model than was trained.
-        """
+        """Log the recurrence that the figures depend on."""
         super().prepare_for_inference_(cfg)
-        for name in ast.literal_eval(cfg.common_eval.model_overrides):
-            if name not in CHANGED_IN_EVALUATION:
-                raise ValueError(
-                    f"--model-overrides names {name!r}, which evaluation cannot change: there are "
-                    f"{', '.join(CHANGED_IN_EVALUATION)}"
-                )
         logger.info(self.summary)
 
 

@@ -228,10 +228,13 @@ class SegmentNetwork(nn.Module):
         """
         keep = self.mem_len if keep is None else keep
         past = Past() if past is None else past.map_layers(functools.partial(_fit, x))
-        if past.layers and len(past.layers) != len(self.layers):
+        kind = type(self).__module__
+        theirs, ours = (past.kind or kind, len(past.layers)), (kind, len(self.layers))
+        if past.layers and theirs != ours:
             raise ValueError(
-                f"`past` has {len(past.layers)} layers and the network {len(self.layers)}: a past "
-                "belongs to the network that returned it; begin other text with None"
+                f"`past` comes from {theirs[1]} layers of {theirs[0]}, and the network has "
+                f"{ours[1]} of {ours[0]}: a past belongs to the network that returned it; begin "
+                "other text with None"
             )
         if keep > 0 and not is_inference(self):
             x = x.clone()  # the past holds it, and the caller may change it
@@ -250,7 +253,7 @@ class SegmentNetwork(nn.Module):
                 layers.append(layer_past.last(keep))
         if self.layer_norm is not None:
             x = self.layer_norm(x)
-        next_past = Past(tuple(layers), past.num_tokens + x.size(1))
+        next_past = Past(tuple(layers), past.num_tokens + x.size(1), kind=kind)
         if keep > 0 and is_inference(self):
             next_past = replace(next_past, positions=tuple(projected), farthest=farthest)
         return x, next_past

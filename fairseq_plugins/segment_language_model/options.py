@@ -38,6 +38,14 @@ _MINIMUMS: dict[str, float] = {
     "adaptive_softmax_factor": 1,
     "layer_norm_epsilon": 0,
 }
+# what evaluation may change, without another model
+CHANGED_IN_EVALUATION = (
+    "attention_kernel",
+    "clamp_len",
+    "compile_layers",
+    "mem_len",
+    "same_length",
+)
 # the options that set layers' parameters
 PARAMETERS = {
     "num_layers": "decoder_layers",
@@ -352,11 +360,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
             f"--path is {cfg.path}, a folder: name a checkpoint in it, such as "
             f"{os.path.join(cfg.path, 'checkpoint_best.pt')}"
         )
-    if not _is_dictionary(cfg.model_overrides):
-        raise ValueError(
-            f"--model-overrides is {cfg.model_overrides}: give a dictionary, such as "
-            "\"{'mem_len': 512}\""
-        )
+    check_overrides(cfg.model_overrides)
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
     folder = os.path.dirname(path)
     if not os.path.isfile(path):
@@ -375,9 +379,22 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     return path
 
 
-def _is_dictionary(text: str | None) -> bool:
+def check_overrides(text: str | None) -> None:
+    """Refuse ``--model-overrides`` that fairseq would ignore, or that make another model."""
+    # without a root configuration, the value is the name of the option that has it
+    if not text or text.startswith("$"):
+        return
     try:
-        # without a root configuration, the value is the name of the option that has it
-        return (text or "").startswith("$") or isinstance(ast.literal_eval(text or "{}"), dict)
+        overrides = ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return False
+        overrides = None
+    if not isinstance(overrides, dict):
+        raise ValueError(
+            f"--model-overrides is {text}: give a dictionary, such as \"{{'mem_len': 512}}\""
+        )
+    for name in overrides:
+        if name not in CHANGED_IN_EVALUATION:
+            raise ValueError(
+                f"--model-overrides names {name!r}, which evaluation cannot change: there are "
+                f"{', '.join(CHANGED_IN_EVALUATION)}"
+            )

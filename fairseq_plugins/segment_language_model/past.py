@@ -221,13 +221,15 @@ class Past:
     """What a network keeps of a text: each layer's past, and in inference projected positions.
 
     ``num_tokens`` of each stream were read so far; ``layers`` is empty if nothing is kept of them.
-    ``positions`` are each layer's, for the distances from ``farthest`` down to -1.
+    ``positions`` are each layer's, for the distances from ``farthest`` down to -1. ``kind`` is that
+    of the network, if it is known.
     """
 
     layers: tuple[LayerPast, ...] = ()
     num_tokens: int = 0
     positions: tuple[LayerPositions, ...] | None = None
     farthest: int = -1
+    kind: str = ""
 
     def __repr__(self) -> str:
         """Describe the past without its numbers."""

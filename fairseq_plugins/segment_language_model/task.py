@@ -82,6 +82,11 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
     ) -> SegmentLanguageModel:
         """Build the model, and check the task's options against it."""
         model = super().build_model(cfg, from_checkpoint)
+        if from_checkpoint and not isinstance(model, SegmentLanguageModel):
+            raise ValueError(
+                f"--path holds a model of --arch {cfg._name}, which is not a segment language "
+                "model: give the --task of its training (a translation model: fairseq-generate)"
+            )
         if not isinstance(model, SegmentLanguageModel):
             raise ValueError(
                 f"--arch is {cfg._name}, which is not a segment language model: choose "

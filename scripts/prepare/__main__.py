@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._shared.command_line import exit_status
-from scripts._shared.commands import short
+from scripts._shared.commands import name_commands, short
 from scripts._shared.files import new_folder, write_json
 from scripts.prepare._binarize import (
     binarize_bytes,
@@ -225,7 +225,7 @@ def parse(arguments: list[str]) -> tuple[str, Corpus, argparse.Namespace]:
     name = arguments[0] if arguments and arguments[0][:1] != "-" else ""
     if not name:
         parser = argparse.ArgumentParser(
-            prog="python -m scripts.prepare",
+            prog=name_commands("python -m scripts.prepare"),
             description=__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -238,7 +238,7 @@ def parse(arguments: list[str]) -> tuple[str, Corpus, argparse.Namespace]:
         raise SystemExit(0)
     corpus = find_corpus(name)
     parser = argparse.ArgumentParser(
-        prog=f"python -m scripts.prepare {name}",
+        prog=name_commands(f"python -m scripts.prepare {name}"),
         description=f"{corpus['what']}\n\n{corpus['about']}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

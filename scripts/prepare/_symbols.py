@@ -303,9 +303,12 @@ def learn_pieces(lines: Iterable[str], number: int, **options: Any) -> bytes:
             **options,
         )
     except RuntimeError as error:
+        # "Vocabulary size is smaller than required_chars. 90 vs 351"
+        fewest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        remedy = f"give at least {fewest[1]}" if fewest else "give a smaller number"
         raise ValueError(
-            f"--pieces is {number}: sentencepiece cannot learn so many pieces from "
-            f"{characters:,} characters ({error}): give another number"
+            f"--pieces is {number}, which sentencepiece cannot learn from {characters:,} "
+            f"characters ({error}): {remedy}"
         ) from error
     return learned.getvalue()
 

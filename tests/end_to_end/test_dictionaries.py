@@ -60,7 +60,7 @@ def test_a_resumed_training_says_why_a_checkpoint_does_not_fit(corpora, trained,
     printed = run(*resume, "--decoder-ffn-embed-dim", 24, fails=True)
     *_, last = printed.strip().splitlines()
     assert last.startswith("ValueError: Cannot load model parameters"), last
-    for name in ("checkpoint_last.pt", "size mismatch", "fc1.weight", "--save-dir"):
+    for name in ("checkpoint_last.pt", "size mismatch", "fc1.weight", "more); give the options"):
         assert name in last, last
     resume = fit(RECURRENT, reverse(corpora["text"], tmp_path / "other"), folder)
     *_, last = run(*resume, "--max-update", 21, fails=True).strip().splitlines()

@@ -123,8 +123,10 @@ def test_a_network_refuses_the_past_of_another_network(name, training):
         part = past.map_layers(lambda layer: layer.map_tensors(lambda each: each[..., :-1]))
         with pytest.raises(ValueError, match="`past` has widths"):
             network(x, part)
-        with pytest.raises(ValueError, match=r"`past` has \d layers and the network \d"):
-            network(x, replace(past, layers=past.layers * 2))
+        other = {"layers": past.layers * 2}, {"kind": "another.network"}
+        for change in other:
+            with pytest.raises(ValueError, match=r"`past` comes from \d layers of .* has \d of"):
+                network(x, replace(past, **change))
 
 
 @each_network

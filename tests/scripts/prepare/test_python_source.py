@@ -102,7 +102,7 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
 def test_what_units_cannot_cover_is_refused(stdlib, tmp_path, prepare, monkeypatch):
     monkeypatch.setattr(preparation.sysconfig, "get_path", lambda name: library)
     library = stdlib
-    assert refused(prepare("python_source", "--pieces", 20), "--pieces is 20: ")
+    assert refused(prepare("python_source", "--pieces", 20), "--pieces is 20, which")
     library = tmp_path / "library"
     shutil.copytree(stdlib, library)
     (library / "m000.py").write_text("# the only file with most characters, without them\n")
