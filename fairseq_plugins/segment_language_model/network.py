@@ -227,15 +227,7 @@ class SegmentNetwork(nn.Module):
         (B, T) is true for padding.
         """
         keep = self.mem_len if keep is None else keep
-        past = Past() if past is None else past.map_layers(functools.partial(_fit, x))
-        kind = type(self).__module__
-        theirs, ours = (past.kind or kind, len(past.layers)), (kind, len(self.layers))
-        if past.layers and theirs != ours:
-            raise ValueError(
-                f"`past` comes from {theirs[1]} layers of {theirs[0]}, and the network has "
-                f"{ours[1]} of {ours[0]}: a past belongs to the network that returned it; begin "
-                "other text with None"
-            )
+        past = self._accept(past, x)
         if keep > 0 and not is_inference(self):
             x = x.clone()  # the past holds it, and the caller may change it
         positions, farthest = self._positions(x, past, keep)
@@ -253,10 +245,27 @@ class SegmentNetwork(nn.Module):
                 layers.append(layer_past.last(keep))
         if self.layer_norm is not None:
             x = self.layer_norm(x)
-        next_past = Past(tuple(layers), past.num_tokens + x.size(1), kind=kind)
+        next_past = Past(tuple(layers), past.num_tokens + x.size(1), kind=self.kind)
         if keep > 0 and is_inference(self):
             next_past = replace(next_past, positions=tuple(projected), farthest=farthest)
         return x, next_past
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the network's module, which pasts carry."""
+        return type(self).__module__
+
+    def _accept(self, past: Past | None, x: Tensor) -> Past:
+        """Return the past in the dtype and on the device of ``x``; refuse other networks' pasts."""
+        past = Past() if past is None else past
+        theirs, ours = (len(past.layers), past.kind or self.kind), (len(self.layers), self.kind)
+        if past.layers and theirs != ours:
+            raise ValueError(
+                f"`past` comes from {theirs[0]} layers of {theirs[1]}, and the network has "
+                f"{ours[0]} of {ours[1]}: a past belongs to the network that returned it; begin "
+                "other text with None"
+            )
+        return past.map_layers(functools.partial(_fit, x))
 
     def encode_positions(self, farthest: int, x: Tensor) -> list[Encoding]:
         """Return what each layer projects positions from, for the distances from ``farthest``."""
