@@ -79,7 +79,8 @@ def load(
     except Exception as error:
         reason = " ".join(str(error).split())
         # PyTorch's own advice is to execute what is in the file
-        reason = reason.partition("WeightsUnpickler error: ")[2] or reason
+        if detail := reason.partition("WeightsUnpickler error: ")[2]:
+            reason = f"Weights only load failed: {detail.partition(' Check the')[0]}"
         raise ValueError(f"{file} is not a checkpoint that can be read ({reason[:300]})") from error
     task_options, kind = saved_options(state, "task"), task_class(state, file)
     translates = issubclass(kind, TranslationTask)

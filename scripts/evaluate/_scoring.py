@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_plugins.fairseq_integration import dictionaries
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.loading import load
 from fairseq_plugins.segment_language_model import split as splits
@@ -51,8 +50,8 @@ def score(model: LanguageModel, arguments: argparse.Namespace, **options: Any) -
 
     The split's warning about <unk>, which ``load_tokens`` gave, is not repeated.
     """
-    dictionaries.logger.setLevel(logging.ERROR)
+    splits.logger.setLevel(logging.ERROR)
     try:
         return model.score_split(arguments.split, batch_size=arguments.batch_size, **options)
     finally:
-        dictionaries.logger.setLevel(logging.NOTSET)
+        splits.logger.setLevel(logging.NOTSET)

@@ -16,9 +16,6 @@ from pathlib import Path
 import pytest
 from fairseq import checkpoint_utils
 
-from scripts.prepare import __main__ as preparation
-from scripts.prepare import _binarize
-
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "fairseq_plugins"
 USER_DIR = ["--user-dir", str(PLUGIN)]
@@ -114,6 +111,10 @@ def run_here(words, log=None, text=None):
 
 def prepare_python(folder):
     """Prepare a small library as the corpus of make quickstart, in a folder."""
+    # here, because they import the plugin, and a test looks at fairseq without it
+    from scripts.prepare import __main__ as preparation
+    from scripts.prepare import _binarize
+
     library = folder.with_name("library")
     library.mkdir()
     for number in range(120):

@@ -121,10 +121,10 @@ REFUSED = [
         "--optimizer is adam: it would train kappa and alpha like all other weights",
     ),
     *(
-        ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, "`in_features` is 26")
+        ({"encoder_ffn_embed_dim": 26, "branch_residual": variant}, "--encoder-ffn-embed-dim is 26")
         for variant in VARIANTS
     ),
-    ({**BOTH, "decoder_ffn_embed_dim": 25}, "`ffn_dim` is 25: both attentions"),
+    ({**BOTH, "decoder_ffn_embed_dim": 25}, "--decoder-ffn-embed-dim is 25: both"),
     *(
         ({name: value}, f"--{name.replace('_', '-')} is {value}: weighted_transformer does not")
         for name, value in NOT_HAD.items()

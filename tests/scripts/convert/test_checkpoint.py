@@ -231,8 +231,8 @@ def test_an_output_is_written_whole_and_replaces_nothing(tmp_path, monkeypatch, 
         assert run_importer(foreign, tmp_path) == status
     assert not list(tmp_path.glob("output*"))
     # left by a killed run
-    (tmp_path / "output.partial").mkdir()
-    (tmp_path / "output.partial" / "left").touch()
+    (tmp_path / "output.partial-1").mkdir()
+    (tmp_path / "output.partial-1" / "left").touch()
     assert run_importer(foreign, tmp_path) == 0
     assert [path.name for path in tmp_path.glob("output*")] == ["output"]
     assert not (output / "left").exists()
