@@ -78,6 +78,8 @@ class AllAttentionNetwork(SegmentNetwork):
         options: further ones of :class:`.SegmentNetwork`.
     """
 
+    kind = "AllAttentionNetwork"
+
     def __init__(
         self,
         num_layers: int,

@@ -67,8 +67,7 @@ def _resume(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return fairseq's ``load``, which restores a training, with the batches that it had before.
 
     A checkpoint of another model is refused with the reason. fairseq sorts sentences into batches
-    by the number of the epoch in which it does so, which differs after resuming: the rest of the
-    epoch would repeat some sentences and skip others.
+    by the epoch's number, which differs after resuming: some would come twice, others never.
     """
 
     def load_or_refuse(cfg: CheckpointConfig, trainer: Trainer, **options: Any) -> tuple:
@@ -76,6 +75,8 @@ def _resume(load: Callable[..., Any]) -> Callable[..., Any]:
             return load(cfg, trainer, **options)
         except Exception as error:
             # fairseq hides why weights do not fit behind a guess
+            if not str(error).startswith("Cannot load model parameters"):
+                raise
             title, *reasons = map(str.strip, str(error.__context__).splitlines() or [""])
             if "loading state_dict" in title and reasons:
                 more = f" (and {len(reasons) - 1} more)" if reasons[1:] else ""

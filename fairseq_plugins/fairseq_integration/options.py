@@ -1,6 +1,5 @@
 """Options of models, tasks, losses and optimizers."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
@@ -23,8 +22,7 @@ def naming_options(options: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-
-        def name(parameter: re.Match) -> str:
-            return flag(options[parameter[1]]) if parameter[1] in options else parameter[0]
-
-        raise ValueError(re.sub(r"`(\w+)`", name, str(error))) from error
+        message = str(error)
+        for parameter, option_name in options.items():
+            message = message.replace(f"`{parameter}`", flag(option_name))
+        raise ValueError(message) from error

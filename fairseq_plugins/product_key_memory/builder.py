@@ -139,6 +139,16 @@ def _keep_initial_values(
         for name in replaced:
             del state_dict[name]
         state_dict.update(initial)
+        module.keeps_initial_values = True
+
+
+def refuse_new(model: nn.Module) -> None:
+    """Refuse to evaluate a model whose checkpoint lacks a part of a memory."""
+    if any(getattr(module, "keeps_initial_values", False) for module in model.modules()):
+        raise ValueError(
+            "--model-overrides gives the model memories that its checkpoint does not have: leave "
+            "them out, or train them (--finetune-from-model)"
+        )
 
 
 def _refuse_removed_options(

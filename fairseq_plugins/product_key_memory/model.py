@@ -26,7 +26,7 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+from fairseq_plugins.product_key_memory.builder import MemoryBuilder, refuse_new
 from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
@@ -102,6 +102,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
         fairseq would skip longer blocks and report a figure for the rest.
         """
         super().prepare_for_inference_(cfg)
+        refuse_new(self)
         length = getattr(cfg.task, "tokens_per_sample", None) or 0
         if length > self.max_positions():
             raise ValueError(
@@ -167,6 +168,11 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
             warn_without_memories(options, "encoder_memory_layers")
         attach_digest(model, task)
         return model
+
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
+        """Prepare to translate; refuse memories that the checkpoint lacks."""
+        super().prepare_for_inference_(cfg)
+        refuse_new(self)
 
 
 def _check_layers(

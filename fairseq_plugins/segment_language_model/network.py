@@ -189,6 +189,9 @@ class SegmentNetwork(nn.Module):
             shorter segments and the first ones of a text run without it. 0 compiles nothing.
     """
 
+    # pasts carry it; wrappers such as FSDP's inherit it
+    kind = ""
+
     def __init__(
         self,
         layers: Sequence[SegmentLayer],
@@ -249,11 +252,6 @@ class SegmentNetwork(nn.Module):
         if keep > 0 and is_inference(self):
             next_past = replace(next_past, positions=tuple(projected), farthest=farthest)
         return x, next_past
-
-    @property
-    def kind(self) -> str:
-        """Return the name of the network's module, which pasts carry."""
-        return type(self).__module__
 
     def _accept(self, past: Past | None, x: Tensor) -> Past:
         """Return the past in the dtype and on the device of ``x``; refuse other networks' pasts."""

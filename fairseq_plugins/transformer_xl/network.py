@@ -137,6 +137,8 @@ class TransformerXL(SegmentNetwork):
         options: further ones of :class:`.SegmentNetwork`.
     """
 
+    kind = "TransformerXL"
+
     def __init__(
         self,
         num_layers: int,

@@ -88,6 +88,17 @@ def test_a_memory_is_put_into_a_trained_model(corpora, tmp_path, paper, interlea
     if paper == "product_key_memory":
         with pytest.raises(ValueError, match="memory"):
             load(start, corpora["text"], memory_layers="2", memory_slots=64)
+        words = (
+            "--path",
+            start,
+            "--model-overrides",
+            {"memory_layers": "2"},
+            "--gen-subset",
+            "test",
+        )
+        words += ("--tokens-per-sample", 16, *ALL)
+        printed = run("fairseq-eval-lm", corpora["text"], *TASK, *words, fails=True)
+        assert "memories that its checkpoint does not have" in printed
 
 
 def test_a_validation_logs_the_usage_of_each_memory(corpora, data, tmp_path):
