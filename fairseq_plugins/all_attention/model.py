@@ -1,6 +1,7 @@
 """All-attention (Sukhbaatar et al. 2019, arXiv:1907.01470), its ablations, and presets."""
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from fairseq_plugins.all_attention.network import (
     learned_spans,
 )
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import flag, naming_options, option
+from fairseq_plugins.fairseq_integration.options import check_ranges, flag, naming_options, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.model import (
     SegmentDecoder,
@@ -35,7 +36,6 @@ from fairseq_plugins.segment_language_model.options import (
     PARAMETERS,
     SegmentLanguageModelConfig,
     adaptive_preset,
-    check_minimums,
     check_options,
     compiled_length,
     size_preset,
@@ -152,51 +152,11 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
                 tokens.max(),
             )
 
-    def load_state_dict(self, state_dict: dict, *args: object, **options: object) -> object:
-        """Load weights, fitted to this model's largest span."""
-        return super().load_state_dict(self.fit_weights(state_dict), *args, **options)
-
-    def fit_weights(self, state_dict: dict) -> dict:
-        """Fit weights of a model with another largest span, or with fixed spans, to this model.
-
-        New distances get the vector of the farthest old one. Heads keep their spans, cut to the new
-        largest span.
-        """
-        count = len(self.learned_spans())
-        spans = {f"decoder.network.layers.{i}.self_attn.span.value" for i in range(count)}
-        if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
-            raise ValueError(
-                "the checkpoint has learned attention spans, and this model has none: leave "
-                "--adaptive-span as in training"
-            )
-        if spans and spans.isdisjoint(state_dict):
-            # heads with a fixed span see all of it
-            values = (span.value for span in self.learned_spans())
-            opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))
-            state_dict = {**state_dict, **opened}
-        vectors = "decoder.network.positions.weight"
-        trained, now = state_dict.get(vectors), len(self.decoder.network.positions.weight)
-        if trained is None or len(trained) == now:
-            return state_dict
-        before = len(trained)
-        logger.warning(
-            "the checkpoint was trained with --attention-span %d, and here it is %d: its position "
-            "vectors and learned spans are fitted; continue training with --reset-optimizer, or "
-            "--finetune-from-model",
-            before,
-            now,
-        )
-        added = trained[-1:].expand(max(0, now - before), -1)
-        fitted = {**state_dict, vectors: torch.cat([trained[:now], added])}
-        for name, value in state_dict.items():
-            if name.endswith(".self_attn.span.value"):
-                fitted[name] = value * before / now
-        return fitted
-
 
 def _check_attention(cfg: AllAttentionConfig) -> None:
     """Refuse spans and persistent vectors that contradict each other or are out of range."""
-    check_minimums(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
+    ranges = {"persistent_vectors": (0, math.inf), "attention_span": (1, math.inf)}
+    check_ranges(cfg, ranges | {"span_ramp": (1, math.inf), "span_epsilon": (0, 1)})
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
     if cfg.compile_layers and cfg.span_epsilon > 0:
@@ -204,8 +164,6 @@ def _check_attention(cfg: AllAttentionConfig) -> None:
             f"--span-epsilon is {cfg.span_epsilon} with --compile-layers: compiled layers compute "
             "whole spans, and epsilon depends on what is left out; leave one of the two out"
         )
-    if not 0 <= cfg.span_epsilon < 1:
-        raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
     for name in ("span_init", "span_epsilon"):
         if getattr(cfg, name) > 0 and not cfg.adaptive_span:
             raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it needs --adaptive-span")

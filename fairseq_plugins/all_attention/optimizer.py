@@ -51,11 +51,3 @@ class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
         """
         current = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
         super().load_state_dict(state_dict, {**current, **(optimizer_overrides or {})})
-        for parameter, state in self._optimizer.state.items():
-            if state["sum"].shape != parameter.shape:
-                raise ValueError(
-                    "the checkpoint's optimizer state has a tensor of shape "
-                    f"{tuple(state['sum'].shape)} for a parameter of shape "
-                    f"{tuple(parameter.shape)}, as after another --attention-span: give "
-                    "--reset-optimizer, or --finetune-from-model"
-                )

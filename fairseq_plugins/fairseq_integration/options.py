@@ -1,5 +1,6 @@
 """Options of models, tasks, losses and optimizers."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
@@ -14,6 +15,15 @@ def option(default: Any, text: str) -> Any:
 def flag(option: str) -> str:
     """Return the command-line form of an option: "--lr-scheduler" for "lr_scheduler"."""
     return "--" + option.replace("_", "-")
+
+
+def check_ranges(cfg: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse options below the first number or not below the second; None means not set."""
+    for name, (least, limit) in ranges.items():
+        value = getattr(cfg, name)
+        if value is not None and (isinstance(value, str) or not least <= value < limit):
+            end = ", and finite" if limit == math.inf else f" and below {limit}"
+            raise ValueError(f"{flag(name)} is {value!r}: it must be at least {least}{end}")
 
 
 @contextmanager

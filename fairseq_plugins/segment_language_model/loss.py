@@ -17,7 +17,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.options import option
+from fairseq_plugins.fairseq_integration.options import check_ranges, option
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
 
 # all other entries of the statistics are figures of the spans
@@ -64,8 +64,7 @@ class SegmentLoss(CrossEntropyCriterion):
         super().__init__(task, cfg.sentence_avg)
         self.half_loss = cfg.half_loss
         self.span_loss = cfg.span_loss
-        if not 0 <= cfg.span_loss < math.inf:
-            raise ValueError(f"--span-loss is {cfg.span_loss}: it must be at least 0, and finite")
+        check_ranges(cfg, {"span_loss": (0, math.inf)})
 
     @classmethod
     def build_criterion(cls, cfg: SegmentLossConfig, task: FairseqTask) -> "SegmentLoss":

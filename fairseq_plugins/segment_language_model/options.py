@@ -4,7 +4,6 @@ import ast
 import glob
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -14,29 +13,20 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.fairseq_integration.options import check_ranges, flag, option
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
-
-def check_minimums(cfg: Any, minimums: Mapping[str, float]) -> None:
-    """Refuse options below their minimum; None means not set."""
-    for name, minimum in minimums.items():
-        value = getattr(cfg, name)
-        if value is not None and (isinstance(value, str) or not minimum <= value < math.inf):
-            raise ValueError(f"{flag(name)} is {value!r}: it must be at least {minimum}")
-
-
-_MINIMUMS: dict[str, float] = {
-    "decoder_layers": 1,
-    "decoder_embed_dim": 1,
-    "decoder_attention_heads": 1,
-    "decoder_ffn_embed_dim": 0,
-    "mem_len": 0,
-    "clamp_len": 1,
-    "adaptive_input_factor": 1,
-    "adaptive_softmax_factor": 1,
-    "layer_norm_epsilon": 0,
+_RANGES = {
+    "decoder_layers": (1, math.inf),
+    "decoder_embed_dim": (1, math.inf),
+    "decoder_attention_heads": (1, math.inf),
+    "decoder_ffn_embed_dim": (0, math.inf),
+    "mem_len": (0, math.inf),
+    "clamp_len": (1, math.inf),
+    "adaptive_input_factor": (1, math.inf),
+    "adaptive_softmax_factor": (1, math.inf),
+    "layer_norm_epsilon": (0, math.inf),
 }
 # what evaluation may change, without another model
 CHANGED_IN_EVALUATION = (
@@ -188,7 +178,9 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
 
 def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_len: int) -> None:
     """Refuse options from which no model can be built; ``mem_len`` is the recurrence."""
-    check_minimums(cfg, _MINIMUMS)
+    options = SegmentLanguageModelConfig.__dataclass_fields__
+    dropouts = [name for name in options if name.endswith("dropout")]
+    check_ranges(cfg, _RANGES | dict.fromkeys(dropouts, (0, 1)))
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     if cfg.same_length and mem_len == 0:
@@ -196,9 +188,6 @@ def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_l
             "--same-length without recurrence leaves nothing to attend to: give --mem-len "
             "(and no --extended-context), or leave --same-length out"
         )
-    for name in SegmentLanguageModelConfig.__dataclass_fields__:
-        if name.endswith("dropout") and not 0 <= getattr(cfg, name) < 1:
-            raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it must be in [0, 1)")
     for name, needed in _NEEDS:
         if getattr(cfg, name) and not getattr(cfg, needed):
             raise ValueError(f"{flag(name)} needs {flag(needed)}: give both, or neither")
@@ -354,7 +343,9 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     """Check the task's own options, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-    check_minimums(cfg, {"tokens_per_sample": 1, "extended_context": 0, "batch_split": 1})
+    positive = 1, math.inf
+    ranges = {"tokens_per_sample": positive, "extended_context": (0, math.inf)}
+    check_ranges(cfg, ranges | {"batch_split": positive})
     if cfg.path and os.path.isdir(cfg.path):
         raise ValueError(
             f"--path is {cfg.path}, a folder: name a checkpoint in it, such as "

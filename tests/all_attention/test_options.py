@@ -60,9 +60,3 @@ def test_the_optimizer_refuses_a_sparse_gradient():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match=r"a parameter of shape \(4, 3\) has a sparse gradient"):
         AdagradWithClip(table.parameters(), lr=0.07).step()
-
-
-def test_a_model_without_spans_refuses_learned_ones():
-    state = tiny_model(adaptive_span=True).state_dict()
-    with pytest.raises(ValueError, match="learned attention spans, and this model has none"):
-        tiny_model().load_state_dict(state)

@@ -35,13 +35,3 @@ def test_two_workers_learn_what_one_learns(corpora, tmp_path):
 def test_training_warns_about_spans_without_a_penalty(data, tmp_path):
     printed = train(data, tmp_path, "--adaptive-span", "--max-update", 1, "--disable-validation")
     assert "--criterion cross_entropy without --span-loss has no penalty" in printed
-
-
-def test_another_largest_span_takes_a_fresh_optimizer(corpora, trained, tmp_path):
-    again = ("--restore-file", trained("all_attention") / "checkpoint_last.pt")
-    again += ("--reset-dataloader", "--attention-span", 40, "--max-update", 22)
-    printed = run(*training_command(corpora, "all_attention", tmp_path, *again), fails=True)
-    assert "(40, 8), as after another --attention-span: give --reset-optimizer" in printed
-    again += ("--reset-optimizer", "--reset-lr-scheduler", "--reset-meters")
-    run(*training_command(corpora, "all_attention", tmp_path, *again))
-    assert len(parameters(tmp_path)["decoder.network.positions.weight"]) == 40

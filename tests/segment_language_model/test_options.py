@@ -30,7 +30,7 @@ FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
     [
         ({"decoder_layers": 0}, "--decoder-layers is 0: it must be at least 1"),
         ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
-        ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be in [0, 1)"),
+        ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be at least 0 and"),
         ({"same_length": True, "mem_len": 0}, "--same-length without recurrence leaves"),
         ({"no_decoder_final_norm": True}, "-final-norm needs --decoder-normalize-before"),
         ({"adaptive_input": True}, "--adaptive-input needs --adaptive-input-cutoff"),
