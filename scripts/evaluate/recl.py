@@ -99,6 +99,8 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     print(
         f"{arguments.split} of {short(arguments.data.resolve())}: {counted:,} positions of "
         f"{positions:,} tokens scored; stride {stride}: a context of c tokens is {meaning}\n"
+        f"c grows by {step} up to {longest}, until a step lowers perplexity by less than "
+        f"{100 * arguments.threshold:g} %\n"
     )
 
     @functools.cache
