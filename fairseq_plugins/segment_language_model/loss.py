@@ -49,11 +49,11 @@ def latter_half(target: Tensor, pad: int) -> Tensor:
 def span_statistics(spans: list[Any], each_layer: bool) -> dict[str, Tensor]:
     """Return the mean and the largest learned span, in tokens, ramp included, for the log."""
     tokens = torch.stack([span.tokens() for span in spans])  # (layers, H)
-    figures = {"span_mean": tokens.mean(), "span_max": tokens.max()}
+    statistics = {"span_mean": tokens.mean(), "span_max": tokens.max()}
     for number, layer_tokens in enumerate(tokens if each_layer else (), start=1):
-        figures[f"span_mean_{number}"] = layer_tokens.mean()
-        figures[f"span_max_{number}"] = layer_tokens.max()
-    return figures
+        statistics[f"span_mean_{number}"] = layer_tokens.mean()
+        statistics[f"span_max_{number}"] = layer_tokens.max()
+    return statistics
 
 
 @register_criterion("segment_loss", dataclass=SegmentLossConfig)

@@ -34,8 +34,8 @@ from fairseq_plugins.segment_language_model.streams import (
 
 logger = logging.getLogger(__name__)
 
-# the past, in segments of training, beyond which a model is hardly of use
-FAR_BEYOND = 16
+# a past of more segments of the training is hardly of use
+MAX_PAST_IN_SEGMENTS = 16
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -135,7 +135,7 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
                 "losses differ; give --tokens-per-sample %d for the same segments",
                 *(segment, trained, trained),
             )
-        if trained and mem_len > FAR_BEYOND * trained:
+        if trained and mem_len > MAX_PAST_IN_SEGMENTS * trained:
             logger.warning(
                 "mem_len is %d, far beyond the model's training in segments of %d: losses often "
                 "get worse there; compare with a shorter one",
