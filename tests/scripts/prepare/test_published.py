@@ -151,6 +151,15 @@ def test_a_data_set_is_binarized_with_the_published_symbols(
         assert read_json(tmp_path / "other" / "preparation.json")["vocabulary"] == 3
 
 
+def test_words_are_written_as_text_alone(prepare, archives, tmp_path):
+    assert prepare("lm1b", "--from", archives("lm1b"), "--unit", "plain")[0] == 0
+    folder = tmp_path / "out" / "text"
+    written = {split: (folder / f"{split}.txt").read_text("utf-8") for split in SPLITS}
+    train = "a a b\u2423c b a\na\u2423b b\u2423c b\u2423c\n"
+    assert written == {"train": train, "valid": "a c\n", "test": "b\n"}
+    assert not (tmp_path / "out" / "bin").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "symbols", "first"),
     [("text8", "_ 3\nb 2\na 1\n", SYMBOLS["train"][0]), ("ptb", "b 2\n", "<unk> <unk> b </s>")],

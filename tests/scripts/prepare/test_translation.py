@@ -108,6 +108,7 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare_own, f
             units = read_lines(out / "bpe" / f"{part}.{language}")
             back = [detokenize(joined(line).split()) for line in units]
             assert back == [line.strip("\x07 ") for line in references]
+    assert "well @-@ known" in (out / "tokens" / "train.en").read_text()
     units = json.loads((out / "bin" / "units.json").read_text())
     names = ("unit", "bpe", "tokenizer", "moses_no_dash_splits")
     assert [units[name] for name in names] == ["subwords", "subword_nmt", "moses", False]
