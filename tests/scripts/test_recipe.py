@@ -132,18 +132,6 @@ def test_options_after_the_action_win():
     assert translation.parse(words(name, "evaluate", "--beam", "2")[2:]).beam == 2
 
 
-def test_a_text_of_the_user_replaces_the_download():
-    def steps(*more):
-        words = recipe.parse([*more])
-        return recipe.commands("transformer_xl", "english_words", "prepare", "D", more=words)
-
-    (english,) = steps("--workers", "1")
-    assert english[2:4] == ["scripts.prepare", "english"]
-    (text,) = steps("--workers", "1", "--input", "TEXT")
-    assert text[2:4] == ["scripts.prepare", "text"]
-    assert text[4:] == [*english[4:-2], "--input", "TEXT", "--output", "D"]
-
-
 @pytest.fixture
 def commands_run(monkeypatch, tmp_path):
     """Return the words of the commands that recipes would run, in a folder with data, D."""
@@ -209,31 +197,13 @@ def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
     assert len(commands_run) == 16
 
 
-def table_cells(*arguments):
-    """Return the cells of the table of results, row by row, without its head."""
-    lines = recipe.results_table(*arguments).splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_results_of_translations_are_the_bleu_of_each_test_set(tmp_path):
-    folder = tmp_path / "paper" / "name" / "1"
-    for part, score in (("test", 27.34), ("test1", 25.0)):
-        (folder / part).mkdir(parents=True)
-        scores = {"detokenized": {"score": score}, "tokenized": {"score": 99}, "gleu": 99}
-        (folder / part / "scores.json").write_text(json.dumps(scores))
-    (folder / "train.done").write_text("fairseq-train DATA --x\n")
-    (folder / "train.log").write_text("no figures\n")
-    # the loss of another evaluation
-    (folder / "evaluate.log").write_text("Loss (base 2): 2.1250, Perplexity: 4.36\n")
-    assert table_cells(tmp_path) == [["paper/name", "1", "0", "", "test 27.3, test1 25.0", "", ""]]
-
-
-def test_results_are_in_the_unit_of_the_data(tmp_path):
-    for unit, losses in (("characters", (3.0, 2.0, 2.25)), ("words", (8.0, 7.0, 7.5))):
+def test_results_are_in_the_unit_of_the_data_or_bleu_of_each_test_set(tmp_path):
+    for unit, losses in (("characters", (3.0, 2.0, 2.25)), ("words", (8.0, 7.0, 7.5)), ("", ())):
         data = tmp_path / unit
-        data.mkdir()
-        (data / "units.json").write_text(json.dumps({"unit": unit}))
-        folder = tmp_path / "out" / "paper" / unit / "1"
+        data.mkdir(exist_ok=True)
+        if unit:
+            (data / "units.json").write_text(json.dumps({"unit": unit}))
+        folder = tmp_path / "out/paper" / (unit or "pairs") / "1"
         folder.mkdir(parents=True)
         (folder / "train.done").write_text(f"fairseq-train {data} --x\n")
         lines = []
@@ -244,8 +214,15 @@ def test_results_are_in_the_unit_of_the_data(tmp_path):
                 values = {name: str(value) for name, value in values.items()}
                 lines.append(f"2026 | INFO | {kind} | {json.dumps(values)}")
         (folder / "train.log").write_text("\n".join(lines))
+        # for pairs, the loss of another evaluation
         (folder / "evaluate.log").write_text("Loss (base 2): 2.1250, Perplexity: 4.36\n")
-    assert table_cells(tmp_path / "out", 7.2) == [
+    for part, score in (("test", 27.34), ("test1", 25.0)):
+        (folder / part).mkdir()
+        scores = {"detokenized": {"score": score}, "tokenized": {"score": 99}, "gleu": 99}
+        (folder / part / "scores.json").write_text(json.dumps(scores))
+    rows = recipe.results_table(tmp_path / "out", 7.2).splitlines()[2:]
+    assert [[cell.strip() for cell in row.strip("|").split("|")] for row in rows] == [
         ["paper/characters", "1", "3", "2.0000 bits", "2.1250 bits", "250", "3.0", "1", "1.0"],
+        ["paper/pairs", "1", "0", "", "test 27.3, test1 25.0", "", "", "never", ""],
         ["paper/words", "1", "3", "128.00 ppl", "4.36 ppl", "250", "3.0", "2", "2.0"],
     ]

@@ -9,6 +9,7 @@ from fairseq_plugins import load
 from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
 from scripts.convert.average import average, main
 from tests.scripts.evaluate.saved_models import write_checkpoint, write_text
+from tests.scripts.refusals import refused
 
 TABLE = "decoder.embed_tokens.weight"
 DIGEST = "dictionary_version.source"
@@ -97,25 +98,20 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
     check_refusal(main, [newest, other], message)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("", "--last", 1), "--last is 1, of 3 checkpoints"),
-        (("", "--last", 4), "--last is 4, of 3 checkpoints"),
-        (("", "", "--last", 2), "--last takes the folder of one training"),
-        (("",), "CHECKPOINT FOLDER is not a file"),
-        # a copy
-        (("checkpoint1.pt", "checkpoint_best.pt", "checkpoint3.pt"), "CHECKPOINT: give two or"),
-    ],
-)
-def test_impossible_choices_are_refused(models, check_refusal, words, message):
-    paths = [models / word if str(word)[:1] in ("", "c") else word for word in words]
-    check_refusal(main, paths, message.replace("FOLDER", str(models)))
-
-
-def test_a_file_that_is_there_stays(models, tmp_path, capsys):
+def test_impossible_choices_are_refused_and_a_file_that_is_there_stays(
+    models, tmp_path, check_refusal, call
+):
+    one, other, copy = (models / f"checkpoint{name}.pt" for name in ("1", "3", "_best"))
+    for words, message in (
+        ((models, "--last", 1), "--last is 1, of 3 checkpoints"),
+        ((models, "--last", 4), "--last is 4, of 3 checkpoints"),
+        ((models, models, "--last", 2), "--last takes the folder of one training"),
+        ((models,), f"CHECKPOINT {models} is not a file"),
+        ((one, copy, other), "CHECKPOINT: give two or"),
+    ):
+        check_refusal(main, words, message)
     output = tmp_path / "mean.pt"
     output.write_text("mine")
-    assert run(models, "--last", 2, "--output", output) == 1
-    assert f"error: --output {output} already exists: name another" in capsys.readouterr().err
+    refusal = call(main, models, "--last", 2, "--output", output)
+    assert refused(refusal, f"--output {output} already exists")
     assert output.read_text() == "mine"

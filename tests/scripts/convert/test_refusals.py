@@ -5,7 +5,9 @@ import re
 import pytest
 import torch
 
-from scripts.convert import checkpoint
+from fairseq_plugins import register
+from scripts.convert import checkpoint, huggingface
+from tests.product_key_memory.tiny import MEMORY
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
     SYMBOLS,
@@ -14,7 +16,9 @@ from tests.scripts.convert.foreign_models import (
     transformer_xl,
     transformer_xl_tensorflow,
 )
-from tests.scripts.evaluate.saved_models import UnsafePickle
+from tests.scripts.evaluate.saved_models import UnsafePickle, write_checkpoint, write_text
+from tests.scripts.prepare.prepared import write_files
+from tests.scripts.refusals import refused
 
 SPANS = adaptive_span(cutoffs=CUTOFFS)
 TENSORFLOW = transformer_xl_tensorflow(CUTOFFS, 2, untie_r=True)
@@ -61,56 +65,77 @@ def test_files_that_cannot_be_read_are_named(
     assert not (tmp_path / "executed").exists()
 
 
+def config(**options):
+    """Return a change of a model: other options."""
+    return lambda foreign: foreign._replace(config={**foreign.config, **options})
+
+
+def symbols(*listed):
+    """Return a change of a model: another vocabulary."""
+    return lambda foreign: foreign._replace(symbols=listed)
+
+
+def tensor(name, change=None):
+    """Return a change of a model: of a tensor, or to leave it out."""
+
+    def changed(foreign):
+        tensors = dict(foreign.tensors)
+        before = tensors.pop(name, None)
+        return foreign._replace(tensors=tensors | ({name: change(before)} if change else {}))
+
+    return changed
+
+
 @pytest.mark.parametrize(
-    ("foreign", "changed", "named"),
+    ("foreign", "change", "named"),
     [
-        (BANDS, {"d_head": 9}, "d_head is 9"),
-        (BANDS, {"d_embed": 8}, "d_embed is 8"),
-        (BANDS, {"attn_type": 2}, "attn_type is 2"),
-        (BANDS, {"ext_len": 4}, "ext_len is 4"),
-        (BANDS, {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        (BANDS, config(d_head=9), "d_head is 9"),
+        (BANDS, config(d_embed=8), "d_embed is 8"),
+        (BANDS, config(attn_type=2), "attn_type is 2"),
+        (BANDS, config(ext_len=4), "ext_len is 4"),
+        (BANDS, config(layer_norm_epsilon=1e-6), "layer_norm_epsilon is 1e-06"),
         # no tensor reveals that it is missing
-        (BANDS, {"pre_lnorm": None}, "pre_lnorm is missing: it must be true or false"),
-        (TENSORFLOW, {"same_length": None}, "same_length is missing"),
-        (SPANS, {"vocab_size": 31}, "vocab_size is 31"),
-        (BANDS, {"div_val": 0}, "(div_val) is 0"),
-        (BANDS, {"tie_projs": [True]}, "tie_projs has 1 values for"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(tmp_path, import_refused, foreign, changed, named):
-    foreign._replace(config={**foreign.config, **changed}).write(tmp_path)
-    import_refused(foreign.source, named)
-
-
-def test_wrong_vocabularies_are_refused(tmp_path, import_refused):
-    BANDS._replace(symbols=[*SYMBOLS[5:], *SYMBOLS[:5]]).write(tmp_path)
-    import_refused(BANDS.source, "first 9 symbols")
-    for symbol in ("", "a b", "<pad>", "<eos>"):
-        BANDS._replace(symbols=["<eos>", symbol, *SYMBOLS[5:-1], "<unk>"]).write(tmp_path)
-        import_refused(BANDS.source, f"--vocab {tmp_path}/vocab.txt, line 2: {symbol!r}")
-
-
-@pytest.mark.parametrize(
-    ("foreign", "name", "change", "named"),
-    [
-        (BANDS, "r_w_bias", None, "lacks r_w_bias, (2, 8)"),
-        (BANDS, "r_r_bias", torch.t, "r_r_bias has the shape (8, 2)"),
-        (BANDS, "crit.out_projs.2", torch.neg, "crit.out_projs.2 differs"),
-        (BANDS, "another", lambda tensor: torch.zeros(()), "another are not used"),
-        # TensorFlow's matrices are transposed
-        (TENSORFLOW, FEED_FORWARD, torch.t, f"{FEED_FORWARD} has the shape (16, 24)"),
-        (
-            *(TENSORFLOW, PROJECTION, lambda tensor: torch.zeros(4, 16)),
-            f"{PROJECTION} differs from transformer/adaptive_embed",
+        (BANDS, config(pre_lnorm=None), "pre_lnorm is missing: it must be true or false"),
+        (TENSORFLOW, config(same_length=None), "same_length is missing"),
+        (SPANS, config(vocab_size=31), "vocab_size is 31"),
+        (BANDS, config(div_val=0), "(div_val) is 0"),
+        (BANDS, config(tie_projs=[True]), "tie_projs has 1 values for"),
+        (BANDS, symbols(*SYMBOLS[5:], *SYMBOLS[:5]), "first 9 symbols"),
+        *(
+            (BANDS, symbols("<eos>", symbol, *SYMBOLS[5:-1], "<unk>"), f"line 2: {symbol!r}")
+            for symbol in ("", "a b", "<pad>", "<eos>")
         ),
+        (BANDS, tensor("r_w_bias"), "lacks r_w_bias, (2, 8)"),
+        (BANDS, tensor("r_r_bias", torch.t), "r_r_bias has the shape (8, 2)"),
+        (BANDS, tensor("crit.out_projs.2", torch.neg), "crit.out_projs.2 differs"),
+        (BANDS, tensor("another", lambda _: torch.zeros(())), "another are not used"),
+        # TensorFlow's matrices are transposed
+        (TENSORFLOW, tensor(FEED_FORWARD, torch.t), f"{FEED_FORWARD} has the shape (16, 24)"),
+        # which the model has under another name
+        (TENSORFLOW, tensor(PROJECTION, lambda _: torch.zeros(4, 16)), f"{PROJECTION} differs"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(
-    tmp_path, import_refused, foreign, name, change, named
-):
-    tensors = dict(foreign.tensors)
-    tensor = tensors.pop(name, None)
-    if change:
-        tensors[name] = change(tensor)
-    foreign._replace(tensors=tensors).write(tmp_path)
+def test_what_does_not_fit_is_named(tmp_path, import_refused, foreign, change, named):
+    change(foreign).write(tmp_path)
     import_refused(foreign.source, named)
+
+
+def test_hugging_face_refuses_memories_another_tokenizer_and_a_full_folder(
+    tmp_path, call, monkeypatch
+):
+    pytest.importorskip("transformers", reason="pip install '.[huggingface]'")
+    register()
+    from fairseq_plugins.huggingface import DictionaryTokenizer
+
+    def refuses(*named, **options):
+        write_checkpoint(tmp_path / "model.pt", "transformer_xl", mem_len=4, **options)
+        words = [tmp_path / "model.pt", tmp_path / "output", "--data", tmp_path / "data"]
+        return refused(call(huggingface.main, *words), *named)
+
+    write_text(tmp_path / "data")
+    assert refuses("transformer_xl model with product-key", memory_layers="2", **MEMORY)
+    monkeypatch.setattr(DictionaryTokenizer, "_tokenize", lambda self, text: text.split())
+    assert refuses("the tokenizer that units.json describes differs")
+    assert not list(tmp_path.glob("output*"))
+    write_files(tmp_path, {"output/file": ""})
+    assert refuses("is there already")

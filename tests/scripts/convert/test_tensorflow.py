@@ -65,22 +65,21 @@ def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path, damage, name
     assert_not_read(tmp_path / "x", name)
 
 
-def test_a_table_without_a_header_is_no_index(tmp_path):
-    (tmp_path / "x.index").write_bytes(table({b"a": entry(1, [1], 0, 0, b"abcd")}))
-    assert_not_read(tmp_path / "x", "x.index")
+HEADER = {b"": field(1, 2)}
 
 
 @pytest.mark.parametrize(
-    ("file", "offset", "named"),
+    ("header", "file", "offset", "named"),
     [
-        (2**63, 0, "x.data-9223372036854775808-of-00002"),
-        (0, 2**63, "x.data-00000-of-00002"),
-        (b"../../file", 0, "x.index"),
+        ({}, 0, 0, "x.index"),
+        (HEADER, 2**63, 0, "x.data-9223372036854775808-of-00002"),
+        (HEADER, 0, 2**63, "x.data-00000-of-00002"),
+        (HEADER, b"../../file", 0, "x.index"),
     ],
 )
-def test_an_index_reaches_no_other_file(tmp_path, file, offset, named):
+def test_an_index_has_a_header_and_reaches_no_other_file(tmp_path, header, file, offset, named):
     (tmp_path / "x.data-00000-of-00002").write_bytes(b"abcd")
-    rows = {b"": field(1, 2), b"../up": entry(1, [1], file, offset, b"abcd")}
+    rows = {**header, b"../up": entry(1, [1], file, offset, b"abcd")}
     (tmp_path / "x.index").write_bytes(table(rows))
     assert_not_read(tmp_path / "x", named)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import string
 import zipfile
 
@@ -11,17 +10,14 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import __main__ as preparation
-from scripts.prepare import _binarize
 from scripts.prepare._get import get_packages
 from scripts.prepare._python_source import read_wheels
-from tests.end_to_end.commands import run_here
 from tests.scripts.prepare.prepared import write_files
 from tests.scripts.refusals import refused
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
-SUBWORDS = 130
-WORDS = f"python_source --pieces {SUBWORDS} --workers 1".split()
+PIECES = 130
 LEFT_OUT = {
     **{
         f"{folder}/left_out.py": "x = 'left_out'\n"
@@ -46,34 +42,27 @@ def source(index):
     return f"def f{index}():  \n\n    return {index}\n"
 
 
-@pytest.fixture(scope="module")
-def stdlib(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stdlib")
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    folder = tmp_path / "library"
     for index in range(120):
         # the corpus has to end this file's last line itself
         text = source(index).rstrip("\n") if index == 5 else source(index)
         write_files(folder, {f"{'package/' * (index >= 60)}m{index:03}.py": text})
     write_files(folder, LEFT_OUT)
+    monkeypatch.setattr(preparation.sysconfig, "get_path", lambda name: folder)
     return folder
 
 
-@pytest.fixture(scope="module")
-def corpus(stdlib, tmp_path_factory):
-    output = tmp_path_factory.mktemp("corpus") / "data"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "run_child", run_here)
-        patch.setattr(preparation.sysconfig, "get_path", lambda name: stdlib)
-        assert preparation.main([*WORDS, "--output", str(output)]) == 0
-    return output
-
-
-def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
+def test_each_file_is_in_one_part_and_tokens_give_back_the_text(library, prepare, tmp_path):
+    assert prepare("python_source", "--pieces", PIECES, "--workers", 1)[0] == 0
+    corpus = tmp_path / "out"
     # sorted by relative path: m000 to m059, then package/m060 to package/m119
     parts = {"valid": [9, 69], "test": [19, 59, 79, 99, 119]}
     parts["train"] = sorted({*range(120)}.difference(*parts.values()))
     symbols = [line.split(" ")[0] for line in (corpus / "bin/dict.txt").open(encoding="utf-8")]
     description = json.loads((corpus / "preparation.json").read_text())
-    assert description["pieces"] == SUBWORDS
+    assert description["pieces"] == PIECES
     for split, files in parts.items():
         text = (corpus / "text" / f"{split}.txt").read_bytes().decode("ascii")
         assert text == "".join(map(source, files))
@@ -82,8 +71,6 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
         assert decoded.replace("\u2581", " ") == text
         sizes = {"texts": len(files), "characters": len(text), "tokens": len(tokens)}
         assert sizes.items() <= description["splits"][split].items()
-    # units may hold several words, as "    return " does, or only blanks
-    assert "\u2581\u2581" in symbols
     units = json.loads((corpus / "bin" / "units.json").read_text())
     assert (units["unit"], units["bpe"]) == ("subwords", "sentencepiece")
     assert (corpus / "bin" / units["model"]).resolve() == corpus / "pieces/sentencepiece.model"
@@ -92,19 +79,15 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(corpus):
     model = sentencepiece.SentencePieceProcessor(
         model_file=str(corpus / "pieces/sentencepiece.model")
     )
-    assert sorted(symbols) == sorted(model.id_to_piece(list(range(1, SUBWORDS))))
+    assert sorted(symbols) == sorted(model.id_to_piece(list(range(1, PIECES))))
     words = (corpus / "pieces/train.txt").read_text(encoding="utf-8").split()
     counts = [words.count(symbol) for symbol in symbols]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 0
 
 
-def test_what_units_cannot_cover_is_refused(stdlib, tmp_path, prepare, monkeypatch):
-    monkeypatch.setattr(preparation.sysconfig, "get_path", lambda name: library)
-    library = stdlib
+def test_what_units_cannot_cover_is_refused(library, tmp_path, prepare):
     assert refused(prepare("python_source", "--pieces", 20), "--pieces is 20, which")
-    library = tmp_path / "library"
-    shutil.copytree(stdlib, library)
     (library / "m000.py").write_text("# the only file with most characters, without them\n")
     (library / "m019.py").write_text("x = '~'\n")
     assert refused(prepare("python_source", "--pieces", 60), "tokens are <unk>")

@@ -103,7 +103,7 @@ def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
     assert contents(tmp_path / "same") == contents(tmp_path / "out")
 
 
-def test_three_parts_and_rare_words(prepare, tmp_path):
+def test_three_parts_rare_words_and_punctuation_marks(prepare, tmp_path):
     folder = tmp_path / "parts"
     files = {"train.txt": "a b\n\nb a\n", "valid.txt.gz": "a c <unk>\n", "test.txt": "b"}
     write_files(folder, files)
@@ -116,18 +116,10 @@ def test_three_parts_and_rare_words(prepare, tmp_path):
     assert prepare(*words, "--threshold", 3, "--output", tmp_path / "frequent")[0] == 0
     train = lines(tmp_path / "frequent" / "bin", "train")
     assert train == ["a <unk> </s>", "</s>", "<unk> a a <unk> </s>"]
-
-
-def test_unknown_words_that_training_never_sees_are_named(prepare, tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("\n".join([*["a b c"] * 40, "b rare c", "new b c"]) + "\n")
-    options = ("--input", path, "--unit", "words", "--held-out", 1)
-    printed = prepare(*options)[1]
-    # 4 tokens a line, with its end
-    for split in ("valid", "test"):
-        assert f"warning: 25.0% of the tokens of {split} are <unk>, but only 0.00%" in printed
-    path.write_text("\n".join([*["a b c"] * 20, *["rare"] * 2, "b rare c", "a b c"]) + "\n")
-    assert "warning" not in prepare(*options, "--output", tmp_path / "seen")[1]
+    write_files(folder, {"train.txt": "(It's _so_ \u2013 na\u00efve!)\n"})
+    options = (*words, "--split-punctuation", "--output", tmp_path / "marks")
+    assert prepare(*options)[0] == 0
+    assert written(tmp_path / "marks", "train") == ["( It ' s _ so _ \u2013 na\u00efve ! )"]
 
 
 def test_pieces_are_learned_from_long_lines_too(prepare, tmp_path):
@@ -176,6 +168,7 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
         ("--unit subwords --input {}/joiner.txt", "train.txt, line 2"),
         ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz"),
         ("--unit words --input {}/text.txt --moses xx", "--moses is xx"),
+        ("--unit words --input {}/text.txt --moses en --split-punctuation", "--split-punctuation"),
         ("--unit characters --input {}/text.txt --moses en", "--moses is for --unit words"),
         (
             "--unit words --input {}/text.txt --bpe-codes {}/text.txt",
@@ -199,13 +192,3 @@ def test_prepare_text_refuses_unusable_inputs_and_options(prepare, source, tmp_p
     result = prepare(*words.replace("{}", str(tmp_path)).split())
     assert refused(result, named.format(tmp_path)), result
     assert not list(tmp_path.glob("out*"))
-
-
-def test_punctuation_marks_become_words(prepare, tmp_path):
-    source = tmp_path / "source"
-    for split in SPLITS:
-        write_files(source, {f"{split}.txt": "(It's _so_ \u2013 na\u00efve!)\n"})
-    options = ("--input", source, "--unit", "words", "--split-punctuation")
-    assert prepare(*options)[0] == 0
-    assert written(tmp_path / "out", "test") == ["( It ' s _ so _ \u2013 na\u00efve ! )"]
-    assert refused(prepare(*options, "--moses", "en"), "--split-punctuation")
