@@ -4,7 +4,6 @@ import logging
 import os
 from argparse import Namespace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,13 +107,12 @@ def load(
     _prepare(model)
     # scripts.prepare makes the punctuation of translations uniform
     normalize = translates and steps["tokenizer"] == units.tokenizer
-    build = partial(build_lines, **steps, units=units, normalize=normalize)
-    lines = build(dictionary=task.source_dictionary)
+    dictionaries = [task.source_dictionary, *([task.target_dictionary] if translates else [])]
+    lines = build_lines(**steps, units=units, dictionaries=dictionaries, normalize=normalize)
     if translates:
-        target = build(dictionary=task.target_dictionary, language="target_lang")
-        return TranslationModel(model, task, lines, target, allow_unknown)
+        return TranslationModel(model, task, *lines, allow_unknown)
     return LanguageModel(
-        model, task, lines, units.unit, allow_unknown, tokens_per_sample, extended_context
+        model, task, lines[0], units.unit, allow_unknown, tokens_per_sample, extended_context
     )
 
 

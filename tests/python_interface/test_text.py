@@ -22,12 +22,12 @@ def dictionary(symbols):
 
 
 def build(tokenizer, bpe, options):
-    return build_lines(tokenizer, bpe, options, Units(), dictionary(""))
+    return build_lines(tokenizer, bpe, options, Units(), [dictionary("")])[0]
 
 
 def coder(symbols, units):
     known = dictionary(symbols)
-    return TextCoder(known, build_lines(None, None, {}, units, known))
+    return TextCoder(known, *build_lines(None, None, {}, units, [known]))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_unknown_symbols_are_refused_or_counted_as_unk():
 @pytest.mark.parametrize(
     ("tokenizer", "bpe", "options", "message"),
     [
-        (None, "subword_nmt", {}, "bpe is 'subword_nmt' without bpe_codes: give bpe_codes=FILE"),
-        (None, "fastbpe", {"bpe_codes": "none"}, "bpe_codes is none, which is not a file: name"),
+        (None, "subword_nmt", {}, "'subword_nmt' with bpe_codes None, which is not a file: give"),
+        (None, "fastbpe", {"bpe_codes": "none"}, "'fastbpe' with bpe_codes none, which is not a"),
         ("moss", None, {}, "tokenizer is 'moss': there are moses, nltk, space"),
         # the libraries raise SystemExit or other errors for these
         (None, "subword_nmt", {"bpe_codes": __file__}, "'subword_nmt' and cannot be"),
