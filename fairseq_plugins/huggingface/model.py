@@ -201,8 +201,7 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
         order = torch.cat([group.rows for group in groups]).argsort()
         cache.groups, cache.length = groups, cache.length + input_ids.size(1)
         x = torch.cat(features)[order]
-        adaptive = self.adaptive_softmax is not None
-        output = self.adaptive_softmax if adaptive else self.output_projection
+        output = self.adaptive_softmax or self.output_projection
         logits = output(self.output_dropout(x[:, -logits_to_keep:]))
         loss = None
         if labels is not None:

@@ -24,7 +24,6 @@ from fairseq_plugins.python_interface.scoring import (
     LoadedModel,
     Score,
     check_at_least,
-    score_batches,
 )
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.units import PERPLEXITY
@@ -122,9 +121,7 @@ class TranslationModel(LoadedModel):
         targets = [self.encode(self.target, x, f"translation {i}") for i, x in enumerate(target, 1)]
         batches = self._batches(batch_size, (sources, self.source), (targets, self.target))
         scores: dict[int, Score] = {}
-        for rows, counts, losses in score_batches(
-            self.model, batches, lambda batch: self._scored(batch["target"])
-        ):
+        for rows, counts, losses in self._losses(batches):
             for number, part in zip(rows, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
                 scores[number] = Score(self.target.symbols(targets[number]), -part, PERPLEXITY)
         return [scores[number] for number in range(len(source))]
