@@ -89,12 +89,8 @@ def load(
         )
     translates = issubclass(kind, TranslationTask)
     lengths = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
-    for name, value in lengths.items():
-        if value is not None and translates:
-            raise ValueError(
-                f"{name} is {value}, but {file} holds a translation model, which does not have "
-                "this option: leave it out"
-            )
+    if translates:  # which has no segments, so that these are refused like other names
+        options |= {name: value for name, value in lengths.items() if value is not None}
     folder = find_data(file, data, {**task_options, **options}, translates)
     units = read_units(folder)
     if unit is not None:
@@ -210,8 +206,9 @@ def _split_options(
             near = get_close_matches(option, known | changeable, 1)
             remedy = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(
-                f"{option} is not an option of {file} that can be changed, nor of its "
-                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): {remedy}"
+                f"{option} is {overrides[option]}, but this is not an option of {file} that can be "
+                f"changed, nor of its tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): "
+                f"{remedy}"
             )
     changed = {option: value for option, value in overrides.items() if option in changeable}
     return {**names, "options": options}, changed

@@ -108,15 +108,10 @@ class TranslationModel(LoadedModel):
     ) -> Score | list[Score]:
         """Score the translation of a sentence, or of each of several, including its end."""
         if isinstance(source, str) and isinstance(target, str):
-            return self._score_pairs([source], [target], 1)[0]
+            return self.score([source], [target])[0]  # type: ignore[index]
         if isinstance(source, str) or isinstance(target, str) or len(source) != len(target):
             raise ValueError("source and target: give two texts, or two lists of equal length")
         check_at_least(1, batch_size=batch_size)
-        return self._score_pairs(source, target, batch_size)
-
-    def _score_pairs(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int
-    ) -> list[Score]:
         sources = [self.encode(self.source, x, f"sentence {i}") for i, x in enumerate(source, 1)]
         targets = [self.encode(self.target, x, f"translation {i}") for i, x in enumerate(target, 1)]
         batches = self._batches(batch_size, (sources, self.source), (targets, self.target))
