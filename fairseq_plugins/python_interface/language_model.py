@@ -209,6 +209,7 @@ class LanguageModel(LoadedModel):
         check_at_least(1, length=length, beam=beam, top_k=top_k)
         check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size, seed=seed)
         symbols = len(dictionary)
+        nothing_drawn = "nothing is drawn: give sampling, top_k or top_p, or leave it out"
         for wrong, refusal in (
             (top_k and top_k > symbols, f"top_k is {top_k}: give at most the {symbols} symbols"),
             (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}: it must be in (0, 1]"),
@@ -217,15 +218,10 @@ class LanguageModel(LoadedModel):
                 not 0 < temperature < math.inf,
                 f"temperature is {temperature}: it must be above 0, and finite",
             ),
-            (
-                seed is not None and not sampling,
-                f"seed is {seed}, and nothing is drawn: give sampling, top_k or top_p, or leave it "
-                "out",
-            ),
+            (seed is not None and not sampling, f"seed is {seed}, and {nothing_drawn}"),
             (
                 temperature != 1 and not sampling and beam == 1,
-                f"temperature is {temperature}, and the likeliest symbol stays the likeliest: give "
-                "sampling, top_k or top_p, or leave it out",
+                f"temperature is {temperature}, and {nothing_drawn}",
             ),
             (sampling and beam > 1, f"beam is {beam} with sampling: leave one of the two out"),
         ):

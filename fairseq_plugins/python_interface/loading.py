@@ -110,7 +110,7 @@ def load(
     dictionaries = [task.source_dictionary, *([task.target_dictionary] if translates else [])]
     lines = build_lines(**steps, units=units, dictionaries=dictionaries, normalize=normalize)
     if translates:
-        return TranslationModel(model, task, *lines, allow_unknown)
+        return TranslationModel(model, task, lines[0], lines[1], allow_unknown)
     return LanguageModel(
         model, task, lines[0], units.unit, allow_unknown, tokens_per_sample, extended_context
     )

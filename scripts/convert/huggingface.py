@@ -62,7 +62,7 @@ def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
     # an option that came after the training has its default
     options = {**vars(MODEL_DATACLASS_REGISTRY[arch]()), **options}
     for former, option in FORMER.items():
-        options[option] = options[option] or options[former]
+        options[option] = options.get(option) or options.get(former)
     config = getattr(plugin, f"{name}Config")(
         **{
             **{option: _plain(options[option]) for option in sorted(model_options(arch))},

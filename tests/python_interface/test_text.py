@@ -82,6 +82,16 @@ def test_words_are_split_by_moses_and_bpe(tmp_path, monkeypatch):
         build("moses", None, {})
 
 
+def test_the_sides_of_a_translation_share_one_bpe(tmp_path):
+    (tmp_path / "codes").write_text("#version: 0.2\nt h\n", encoding="utf-8")
+    options = {"bpe_codes": str(tmp_path / "codes"), "source_lang": "en", "target_lang": "de"}
+    sides = [dictionary("")] * 2
+    source, target = build_lines("moses", "subword_nmt", options, Units(), sides)
+    assert source.bpe is target.bpe
+    # an abbreviation in German alone
+    assert (source.words("bzw. A"), target.words("bzw. A")) == ("bzw . A", "bzw. A")
+
+
 def test_sentencepiece_keeps_blanks_at_the_start_of_a_line(tmp_path):
     path, made = tmp_path / "model", io.BytesIO()
     as_it_is = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
