@@ -6,8 +6,12 @@ wrote. Needs ``pip install '.[huggingface]'``, and no fairseq.
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from fairseq_plugins.huggingface.configuration import AllAttentionConfig, TransformerXLConfig
-from fairseq_plugins.huggingface.model import AllAttentionForCausalLM, TransformerXLForCausalLM
+from fairseq_plugins.huggingface.model import (
+    AllAttentionConfig,
+    AllAttentionForCausalLM,
+    TransformerXLConfig,
+    TransformerXLForCausalLM,
+)
 from fairseq_plugins.huggingface.tokenizer import SUBWORDS, DictionaryTokenizer
 
 __all__ = [

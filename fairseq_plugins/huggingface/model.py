@@ -9,24 +9,17 @@ Shapes: B rows, T tokens of a row, V symbols, d model width.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_plugins.all_attention.network import (
     AllAttentionNetwork,
     AllAttentionSettings,
     learned_spans,
-)
-from fairseq_plugins.huggingface.cache import CACHE_NAME, SegmentCache
-from fairseq_plugins.huggingface.configuration import (
-    AllAttentionConfig,
-    SegmentConfig,
-    TransformerXLConfig,
 )
 from fairseq_plugins.huggingface.vocabulary import AdaptiveSoftmax, build_embedding, build_output
 from fairseq_plugins.precision import without_autocast
@@ -44,6 +37,103 @@ from fairseq_plugins.transformer_xl.network import (
 
 # fairseq's index of </s>
 EOS = 2
+# the name of a cache in calls and outputs; releases of transformers differ
+FIELDS = CausalLMOutputWithPast.__dataclass_fields__
+CACHE_NAME = "cache" if "cache" in FIELDS else "past_key_values"
+
+
+class SegmentConfig(PreTrainedConfig):
+    """The options of fairseq-train that a model was trained with; docs/options.md explains them.
+
+    Those of product-key memories are left out. ``pad_token_id`` and so on are those of fairseq's
+    dictionaries, whose ``</s>`` ends a line, and not a text.
+    """
+
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "decoder_embed_dim",
+        "intermediate_size": "decoder_ffn_embed_dim",
+        "num_attention_heads": "decoder_attention_heads",
+        "num_hidden_layers": "decoder_layers",
+    }
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
+
+    use_cache: bool = True
+    bos_token_id: int = 0
+    pad_token_id: int = 1
+    eos_token_id: int | None = None
+
+    def layer_settings(self) -> dict[str, Any]:
+        """Return the arguments of a :class:`.LayerSettings`."""
+        return {
+            "attention_dropout": self.attention_dropout,
+            "activation_dropout": self.activation_dropout,
+            "clamp_len": self.clamp_len,
+            "normalize_before": self.decoder_normalize_before,
+            "final_norm": not self.no_decoder_final_norm,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+        }
+
+
+class TransformerXLConfig(SegmentConfig):
+    """Options of ``transformer_xl``."""
+
+    model_type: ClassVar[str] = "transformer_xl"
+
+
+class AllAttentionConfig(SegmentConfig):
+    """Options of ``all_attention_lm``; spans stay as they were learned."""
+
+    model_type: ClassVar[str] = "all_attention"
+
+
+class Group(NamedTuple):
+    """The ``rows`` (n,) of a batch with as much ``padding`` on the left, and their past."""
+
+    rows: Tensor
+    padding: int
+    past: Past | None = None
+
+
+class SegmentCache:
+    """What a model keeps of the B rows of a batch: ``cache``, or ``past_key_values``, in a call.
+
+    A past has no gaps, so rows with as much padding are read together, and others by themselves.
+    """
+
+    # for ``generate``: the cache grows, goes on from its end only, and holds keys of tokens
+    is_compileable = False
+    is_croppable = False
+    is_linear = (False,)
+
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        if (
+            mask.shape != input_ids.shape
+            or ((mask[:, 1:] > mask[:, :-1]).sum(1) + mask[:, 0] != 1).any()
+        ):
+            raise ValueError(
+                f"attention_mask has the shape {tuple(mask.shape)} for input_ids of "
+                f"{tuple(input_ids.shape)}, or gaps: padding can only be on the left or right of a "
+                "row's tokens, so give no mask, or one as the tokenizer makes it"
+            )
+        padding = mask.argmax(1)
+        self.groups = [
+            Group(padding.eq(each).nonzero().view(-1), each) for each in padding.unique().tolist()
+        ]
+        self.length = 0
+        self.ends_in_padding = not bool(mask[:, -1].all())
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens read so far, with padding."""
+        return self.length
+
+    def reorder_cache(self, order: Tensor) -> None:
+        """Make row ``order[i]`` row i, as beam search asks; ``order`` is (B,)."""
+        groups = []
+        for rows, padding, past in self.groups:
+            new, old = (order.unsqueeze(1) == rows).nonzero().unbind(1)
+            groups.append(Group(new, padding, None if past is None else past.select(old)))
+        self.groups = groups
 
 
 class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
@@ -87,20 +177,12 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: SegmentCache | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Return the scores (B, T, V) of what follows each token, or each of the last few.
+        """Return the scores (B, T, V) of what follows each token, or the last ``logits_to_keep``.
 
-        An adaptive softmax returns log-probabilities. ``labels`` (B, T) are the tokens themselves,
-        with -100 where they do not count; the loss is in nats.
-
-        Args:
-            input_ids: tokens (B, T), of a text or, with a cache, of what follows its tokens.
-            attention_mask: 0 for padding, on the left or, if nothing follows, on the right.
-            cache: of the call before, to go on from; it changes. ``past_key_values`` is the same.
-            labels: see above.
-            use_cache: return a cache.
-            logits_to_keep: the number of tokens, the last ones, that scores are for; 0 for all.
-            past_key_values: the former name of ``cache``.
-            options: of the loss.
+        An adaptive softmax returns log-probabilities. ``input_ids`` (B, T) are a text or, with the
+        ``cache`` of the call before, which changes, what follows its tokens. ``labels`` (B, T) are
+        the tokens themselves, with -100 where they do not count; the loss is in nats.
+        ``past_key_values`` is the former name of ``cache``.
         """
         cache = past_key_values if cache is None else cache
         if cache is None:
@@ -115,12 +197,11 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
             first = max(0, group.padding - cache.length)
             x, past = self.read(input_ids[group.rows, first:], group.past)
             features.append(nn.functional.pad(x, (0, 0, first, 0)))
-            groups.append(replace(group, past=past))
+            groups.append(group._replace(past=past))
         order = torch.cat([group.rows for group in groups]).argsort()
         cache.groups, cache.length = groups, cache.length + input_ids.size(1)
-        x = torch.cat(features)[order] if len(features) > 1 else features[0]
-        adaptive = self.adaptive_softmax is not None
-        output = self.adaptive_softmax if adaptive else self.output_projection
+        x = torch.cat(features)[order]
+        output = self.adaptive_softmax or self.output_projection
         logits = output(self.output_dropout(x[:, -logits_to_keep:]))
         loss = None
         if labels is not None:
@@ -184,7 +265,9 @@ class SegmentForCausalLM(PreTrainedModel, GenerationMixin):
         self.network.checkpoint_activations = enable
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave the initial values of the networks and of the classes below."""
+        """Draw embeddings that are scaled by √d; networks and outputs have their initial values."""
+        if isinstance(module, nn.Embedding) and self.embed_scale != 1:
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
 
 
 class TransformerXLForCausalLM(SegmentForCausalLM):
@@ -257,7 +340,3 @@ class AllAttentionForCausalLM(SegmentForCausalLM):
             span.register_buffer("value", value)
         scaled = config.share_decoder_input_output_embed or config.adaptive_input
         super().__init__(config, network, config.decoder_embed_dim**0.5 if scaled else 1.0)
-        if scaled:
-            for module in self.embed_tokens.modules():
-                if isinstance(module, nn.Embedding):
-                    nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

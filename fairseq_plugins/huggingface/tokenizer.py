@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
 
-from fairseq_plugins.python_interface.lines import BLANK, Bytes, Characters, Moses, Words
+from fairseq_plugins.python_interface.lines import EOS, Moses, unit_lines
 from fairseq_plugins.units import Units, read_units
 
 # the model of subword units in a folder, as its units.json names it
 SUBWORDS = "subwords.model"
-EOS = "</s>"
 
 
 class DictionaryTokenizer(PreTrainedTokenizer):
@@ -42,7 +41,11 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         self.symbols = read_symbols(Path(vocab_file))
         self.ids = {symbol: number for number, symbol in enumerate(self.symbols)}
         units = read_units(Path(units_file).parent) if units_file else Units()
-        self.lines = build_lines(units, subwords_file, BLANK in self.ids)
+        moses = None
+        if units.tokenizer:
+            moses = Moses(units.language or "en", hyphens=not units.moses_no_dash_splits)
+        bpe = _build_bpe(units.bpe, subwords_file) if units.bpe else None
+        self.lines = unit_lines(units, self.ids, moses, bpe, units.bpe == "sentencepiece")
         special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": EOS, "unk_token": "<unk>"}
         # symbols such as </s> in a text are text
         settings = {"split_special_tokens": True, "special_tokens_pattern": "bos"}
@@ -53,15 +56,17 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         """Return the number of symbols."""
         return len(self.symbols)
 
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Return what ``skip_special_tokens`` skips: not ``</s>``, a newline, and not ``<unk>``."""
+        return [self.bos_token_id, self.pad_token_id]
+
     def get_vocab(self) -> dict[str, int]:
         """Return the index of each symbol."""
         return dict(self.ids)
 
     def _tokenize(self, text: str, **unused: Any) -> list[str]:
-        if not isinstance(self.lines, Bytes):
-            text = text.replace("\r\n", "\n")
-        first, *others = map(self.lines.encode, text.split("\n"))
-        return first + [symbol for line in others for symbol in (EOS, *line)]
+        return self.lines.encode_text(text)
 
     def _convert_token_to_id(self, token: str) -> int:
         return self.ids.get(token, self.ids["<unk>"])
@@ -71,22 +76,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Return the text of symbols."""
-        lines: list[list[str]] = [[]]
-        for token in tokens:
-            if token == EOS:
-                lines.append([])
-            else:
-                lines[-1].append(token)
-        return "\n".join(map(self.lines.decode, lines))
-
-    def _decode(
-        self, token_ids: int | list[int], skip_special_tokens: bool = False, **unused: Any
-    ) -> str:
-        """Return the text; a newline is part of it, and so ``</s>`` is not skipped."""
-        numbers = [token_ids] if isinstance(token_ids, int) else token_ids
-        skipped = {self.bos_token_id, self.pad_token_id} if skip_special_tokens else set()
-        tokens = [self.symbols[number] for number in numbers if number not in skipped]
-        return self.convert_tokens_to_string(tokens)
+        return self.lines.decode_text(tokens)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
@@ -101,37 +91,9 @@ class DictionaryTokenizer(PreTrainedTokenizer):
 
 def read_symbols(path: Path) -> list[str]:
     """Return the symbols of a dict.txt of fairseq's, in the order of their indices."""
-    symbols = ["<s>", "<pad>", EOS, "<unk>"]
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            symbol, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
-            if not count.isdecimal():
-                raise ValueError(f"{path} has a line {line!r}: each must be a symbol and its count")
-            symbols.append(symbol)
-    return symbols
-
-
-def build_lines(units: Units, subwords: str | None, has_blank: bool) -> Any:
-    """Return an object that converts a line to symbols and back, as ``fairseq_plugins.load`` does.
-
-    ``subwords`` is the file of codes or pieces; ``has_blank`` says that ▁ stands for the space in a
-    dictionary of characters, and not _.
-    """
-    if units.unit == "bytes":
-        return Bytes()
-    if units.unit == "characters":
-        return Characters(units.symbols or {" ": BLANK if has_blank else "_"})
-    tokenizer, bpe = None, None
-    if units.tokenizer:
-        tokenizer = Moses(units.language or "en", hyphens=not units.moses_no_dash_splits)
-    if units.bpe:
-        if units.bpe not in _BPES or subwords is None:
-            raise ValueError(
-                f"the data has units of {units.bpe} with the model {subwords}: only those of "
-                f"{' and '.join(_BPES)} can be converted, with their model"
-            )
-        bpe = _BPES[units.bpe](subwords)
-    return Words(tokenizer, bpe, units.split_punctuation, units.bpe == "sentencepiece")
+        entries = [line.rstrip().removesuffix(" #fairseq:overwrite") for line in lines]
+    return ["<s>", "<pad>", EOS, "<unk>", *(entry.rpartition(" ")[0] for entry in entries)]
 
 
 class _Codes:
@@ -160,3 +122,12 @@ class _Pieces:
 
 
 _BPES = {"subword_nmt": _Codes, "sentencepiece": _Pieces}
+
+
+def _build_bpe(name: str, file: str | None) -> Any:
+    if name not in _BPES or file is None:
+        raise ValueError(
+            f"the data has units of {name} with the model {file}: only those of "
+            f"{' and '.join(_BPES)} can be converted, with their model"
+        )
+    return _BPES[name](file)

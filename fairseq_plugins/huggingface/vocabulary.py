@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from fairseq_plugins.huggingface.configuration import SegmentConfig
+from transformers import PreTrainedConfig
 
 
 class Tied(nn.Module):
@@ -54,10 +53,10 @@ class Bias(nn.Module):
 class AdaptiveInput(nn.Module):
     """Embeddings in bands: of symbol w in band i, ``P_i e_w``."""
 
-    def __init__(self, config: SegmentConfig) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         self.embed_dim = config.decoder_embed_dim
-        self.ends = config.band_ends("adaptive_input")
+        self.ends = band_ends(config, "adaptive_input")
         factor, start = config.adaptive_input_factor, 0
         # published models do not project bands that are as wide as the model
         plain = config.tie_adaptive_proj and config.adaptive_softmax_factor == 1
@@ -103,10 +102,10 @@ class AdaptiveSoftmax(nn.Module):
     that tie them take W_i from the embeddings, and P_i, transposed, from their projections.
     """
 
-    def __init__(self, config: SegmentConfig, embed_tokens: nn.Module) -> None:
+    def __init__(self, config: PreTrainedConfig, embed_tokens: nn.Module) -> None:
         super().__init__()
         width, factor = config.decoder_embed_dim, config.adaptive_softmax_factor
-        self.ends = config.band_ends("adaptive_softmax")
+        self.ends = band_ends(config, "adaptive_softmax")
         tied, clusters = config.tie_adaptive_weights, len(self.ends) - 1
         bands: Any = embed_tokens.embeddings if tied else [None] * (clusters + 1)
         head: nn.Module = nn.Linear(width, self.ends[0] + clusters, bias=False)
@@ -144,14 +143,20 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat([frequent, *rare], dim=-1)
 
 
-def build_embedding(config: SegmentConfig) -> nn.Module:
+def band_ends(config: PreTrainedConfig, part: str) -> list[int]:
+    """Return where the bands of ``part``, "adaptive_input" or "adaptive_softmax", end."""
+    cutoffs = str(getattr(config, f"{part}_cutoff")).strip("[]()").split(",")
+    return [*map(int, cutoffs), config.vocab_size]
+
+
+def build_embedding(config: PreTrainedConfig) -> nn.Module:
     """Return the map of tokens (B, T) to embeddings (B, T, d)."""
     if config.adaptive_input:
         return AdaptiveInput(config)
     return nn.Embedding(config.vocab_size, config.decoder_embed_dim, config.pad_token_id)
 
 
-def build_output(config: SegmentConfig, embed_tokens: nn.Module) -> nn.Module:
+def build_output(config: PreTrainedConfig, embed_tokens: nn.Module) -> nn.Module:
     """Return the map of the network's output (B, T, d) to scores (B, T, V)."""
     if config.adaptive_softmax_cutoff is not None:
         return AdaptiveSoftmax(config, embed_tokens)

@@ -9,11 +9,11 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fairseq.models import BaseFairseqModel
+from fairseq.search import Sampling
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -198,7 +198,8 @@ class LanguageModel(LoadedModel):
             sampling: draw each symbol instead of searching; ``top_k`` and ``top_p`` imply this.
             top_k: draw from the k likeliest symbols.
             top_p: draw from the likeliest symbols that together have this probability.
-            temperature: above 1 makes probabilities more even, below 1 less even.
+            temperature: above 1 makes probabilities more even, below 1 less even; without
+                sampling it changes what a beam of two or more finds, as in fairseq-interactive.
             no_repeat_ngram_size: repeat no sequence of this many symbols; 0 for no limit.
             seed: seed of the draws; None continues torch's random numbers.
             stop_at_newline: stop at the end of the line, if it comes before ``length``.
@@ -208,6 +209,7 @@ class LanguageModel(LoadedModel):
         check_at_least(1, length=length, beam=beam, top_k=top_k)
         check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size, seed=seed)
         symbols = len(dictionary)
+        nothing_drawn = "nothing is drawn: give sampling, top_k or top_p, or leave it out"
         for wrong, refusal in (
             (top_k and top_k > symbols, f"top_k is {top_k}: give at most the {symbols} symbols"),
             (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}: it must be in (0, 1]"),
@@ -216,11 +218,10 @@ class LanguageModel(LoadedModel):
                 not 0 < temperature < math.inf,
                 f"temperature is {temperature}: it must be above 0, and finite",
             ),
-            (seed and seed >= 2**64, f"seed is {seed}: it must be below 2**64"),
+            (seed is not None and not sampling, f"seed is {seed}, and {nothing_drawn}"),
             (
-                seed is not None and not sampling,
-                f"seed is {seed}, and nothing is drawn: give sampling, top_k or top_p, or leave it "
-                "out",
+                temperature != 1 and not sampling and beam == 1,
+                f"temperature is {temperature}, and {nothing_drawn}",
             ),
             (sampling and beam > 1, f"beam is {beam} with sampling: leave one of the two out"),
         ):
@@ -236,28 +237,21 @@ class LanguageModel(LoadedModel):
                 f"length is {length} after a prompt of {len(tokens)} symbols: the model has "
                 f"positions for {self.model.max_positions() - 1} symbols, give no more together"
             )
-        options = SimpleNamespace(
-            beam=beam,
-            max_len_b=len(tokens) + length,
-            sampling=sampling,
-            sampling_topk=top_k or -1,
-            sampling_topp=top_p or -1.0,
-            temperature=temperature,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-        )
-        generator = FairseqTask.build_generator(
-            self.task,
+        search = Sampling(dictionary, top_k or -1, top_p or -1.0) if sampling else None
+        if seed is not None:
+            search = SeededSampling(dictionary, search, seed, self.device)
+        generator = PromptGenerator(
             [self.model],
-            options,
-            PromptGenerator,
-            {"segment": self.segment, "running_text": not stop_at_newline},
+            dictionary,
+            self.segment,
+            running_text=not stop_at_newline,
+            max_len_b=len(tokens) + length,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            beam_size=beam,
+            temperature=temperature,
+            search_strategy=search,
         )
         prefix = tokens.unsqueeze(0).to(self.device)
-        if sampling and seed is not None:
-            search = SeededSampling(
-                dictionary, generator.options["search_strategy"], seed, self.device
-            )
-            generator.options["search_strategy"] = search
         (hypotheses,) = generator.continue_prompts(prefix, prefix.new_ones(1))
         return self._hypotheses(self.text, hypotheses)
 
@@ -308,7 +302,11 @@ class TextStream:
             target = tokens[:, first - self._first + 1 : end - self._first + 1]
             scored = target.ne(pad)
             scored[:, : done - first] = False
-            features, next_past = self._features(source, past)
+            next_past = None
+            if self._model.has_past:
+                features, next_past = self._model.model.decoder.extract_features(source, past=past)
+            else:
+                features, _ = self._model.model(source, features_only=True)
             if end == start + segment:
                 past = next_past
             parts = score_features(self._model.model, features, target, scored)
@@ -319,8 +317,3 @@ class TextStream:
         self._tokens, self._first = tokens[:, last - self._first :].cpu(), last
         self._read_so_far, self._past = total, past
         return [torch.cat(row) for row in losses]
-
-    def _features(self, source: Tensor, past: Past | None) -> tuple[Tensor, Past | None]:
-        if self._model.has_past:
-            return self._model.model.decoder.extract_features(source, past=past)
-        return self._model.model(source, features_only=True)[0], None

@@ -1,26 +1,51 @@
-"""A line of text as symbols, and symbols as a line: for preparation and for loaded models alike.
+"""Text as symbols, and symbols as text: for preparation, loaded models and Hugging Face alike.
 
 Plain Python, so that the processes of a preparation need not import torch and fairseq.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Container, Mapping
+from typing import Any
+
+from fairseq_plugins.units import Units
 
 # stands for a space among characters
 BLANK = "\u2581"
+# fairseq's symbol of a newline
+EOS = "</s>"
 _CODE = re.compile("<U[+]([0-9A-F]{4,6})>")
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
-class LineCoder(Protocol):
-    """Converts a line to symbols and back."""
+class LineCoder(ABC):
+    """Converts a line to symbols and back, and a text, in which a newline is ``</s>``."""
 
+    # preparation takes a carriage return for a part of the line end
+    line_end = "\r?\n"
+
+    @abstractmethod
     def encode(self, line: str) -> list[str]:
         """Return the symbols of a line."""
 
+    @abstractmethod
     def decode(self, symbols: list[str]) -> str:
         """Return the line of some symbols."""
+
+    def encode_text(self, text: str) -> list[str]:
+        """Return the symbols of a text."""
+        first, *others = map(self.encode, re.split(self.line_end, text))
+        return first + [symbol for line in others for symbol in (EOS, *line)]
+
+    def decode_text(self, symbols: list[str]) -> str:
+        """Return the text of some symbols."""
+        lines: list[list[str]] = [[]]
+        for symbol in symbols:
+            if symbol == EOS:
+                lines.append([])
+            else:
+                lines[-1].append(symbol)
+        return "\n".join(map(self.decode, lines))
 
 
 class Moses:
@@ -49,7 +74,7 @@ class Moses:
         return self._detokenizer.detokenize(line.split())
 
 
-class Words:
+class Words(LineCoder):
     """A line as words between blanks of any kind, or of a tokenizer, each split by a BPE, if given.
 
     ``punctuation`` makes each punctuation mark a word. A BPE that ``reads_blanks``, such as
@@ -90,7 +115,7 @@ class Words:
         return self.tokenizer.decode(line) if self.tokenizer else line
 
 
-class Characters:
+class Characters(LineCoder):
     """A line as its characters; ``symbols`` maps some to other symbols of the dictionary.
 
     Other whitespace, and a character that stands for another one, have symbols such as <U+00A0>.
@@ -116,8 +141,10 @@ def _code(character: str) -> str:
     return f"<U+{ord(character):04X}>"
 
 
-class Bytes:
+class Bytes(LineCoder):
     """A line as the numbers of its bytes in UTF-8."""
+
+    line_end = "\n"
 
     def encode(self, line: str) -> list[str]:
         """Return the symbols of a line."""
@@ -127,3 +154,24 @@ class Bytes:
         """Return the line of some symbols; invalid bytes become �."""
         numbers = bytes(int(symbol) for symbol in symbols if symbol.isdecimal())
         return numbers.decode(errors="replace")
+
+
+def unit_lines(
+    units: Units,
+    symbols: Container[str],
+    tokenizer: Any = None,
+    bpe: Any = None,
+    reads_blanks: bool = False,
+) -> LineCoder:
+    """Return what converts lines to ``symbols``, those of a dictionary, and back.
+
+    Without a tokenizer and a BPE, ``units`` say what a symbol is.
+    """
+    split = tokenizer is not None or bpe is not None
+    if units.unit == "bytes" and not split:
+        return Bytes()
+    if units.unit == "characters" and not split:
+        # published texts have "_" for a space
+        blank = "_" if "_" in symbols and BLANK not in symbols else BLANK
+        return Characters(units.symbols or {" ": blank})
+    return Words(tokenizer, bpe, units.split_punctuation, reads_blanks)

@@ -4,14 +4,12 @@ import logging
 import os
 from argparse import Namespace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from fairseq.data.data_utils import infer_language_pair
-from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
@@ -82,15 +80,17 @@ def load(
         if detail := reason.partition("WeightsUnpickler error: ")[2]:
             reason = f"Weights only load failed: {detail.partition(' Check the')[0]}"
         raise ValueError(f"{file} is not a checkpoint that can be read ({reason[:300]})") from error
-    task_options, kind = saved_options(state, "task"), task_class(state, file)
+    task_options = saved_options(state, "task")
+    kind = TASK_REGISTRY.get(task_options.get("_name"), object)
+    if not issubclass(kind, TASKS):
+        raise ValueError(
+            f"{file} holds a model of the task {task_options.get('_name')!r}: name one of "
+            "language_modeling, segment_language_modeling or translation"
+        )
     translates = issubclass(kind, TranslationTask)
     lengths = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
-    for name, value in lengths.items():
-        if value is not None and translates:
-            raise ValueError(
-                f"{name} is {value}, but {file} holds a translation model, which does not have "
-                "this option: leave it out"
-            )
+    if translates:  # which has no segments, so that these are refused like other names
+        options |= {name: value for name, value in lengths.items() if value is not None}
     folder = find_data(file, data, {**task_options, **options}, translates)
     units = read_units(folder)
     if unit is not None:
@@ -105,16 +105,14 @@ def load(
         file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
     )
     model, task = _build(file, state, folder, changed)
-    _prepare(model)
     # scripts.prepare makes the punctuation of translations uniform
     normalize = translates and steps["tokenizer"] == units.tokenizer
-    build = partial(build_lines, **steps, units=units, normalize=normalize)
-    lines = build(dictionary=task.source_dictionary)
+    dictionaries = [task.source_dictionary, *([task.target_dictionary] if translates else [])]
+    lines = build_lines(**steps, units=units, dictionaries=dictionaries, normalize=normalize)
     if translates:
-        target = build(dictionary=task.target_dictionary, language="target_lang")
-        return TranslationModel(model, task, lines, target, allow_unknown)
+        return TranslationModel(model, task, lines[0], lines[1], allow_unknown)
     return LanguageModel(
-        model, task, lines, units.unit, allow_unknown, tokens_per_sample, extended_context
+        model, task, lines[0], units.unit, allow_unknown, tokens_per_sample, extended_context
     )
 
 
@@ -134,18 +132,6 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} has no {', '.join(CHECKPOINTS[:-1])} or {CHECKPOINTS[-1]}: name a checkpoint, or "
         "the --save-dir of a training"
     )
-
-
-def task_class(state: dict[str, Any], file: Path) -> type[FairseqTask]:
-    """Return the class of a checkpoint's task, one of :data:`TASKS`."""
-    name = saved_options(state, "task").get("_name")
-    kind = TASK_REGISTRY.get(name, object)
-    if not issubclass(kind, TASKS):
-        raise ValueError(
-            f"{file} holds a model of the task {name!r}: name one of language_modeling, "
-            "segment_language_modeling or translation"
-        )
-    return kind
 
 
 def saved_options(state: dict[str, Any], part: str) -> dict[str, Any]:
@@ -220,8 +206,9 @@ def _split_options(
             near = get_close_matches(option, known | changeable, 1)
             remedy = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(
-                f"{option} is not an option of {file} that can be changed, nor of its "
-                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): {remedy}"
+                f"{option} is {overrides[option]}, but this is not an option of {file} that can be "
+                f"changed, nor of its tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): "
+                f"{remedy}"
             )
     changed = {option: value for option, value in overrides.items() if option in changeable}
     return {**names, "options": options}, changed
@@ -243,16 +230,8 @@ def _build(
         lines = str(error).splitlines()
         reason = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
         raise ValueError(f"{file} with the dictionary in {folder}: {reason.strip()}") from error
-    return model.eval(), task
-
-
-def _prepare(model: BaseFairseqModel) -> None:
-    """Prepare a model as fairseq's commands do; it then logs how far back it reads."""
-    model.prepare_for_inference_(
-        SimpleNamespace(
-            generation=GenerationConfig(),
-            task=SimpleNamespace(tokens_per_sample=None),
-        )
-    )
+    # logs how far back the model reads
+    model.prepare_for_inference_(SimpleNamespace(generation=None, task=None))
     # fairseq's commands replace it by an error, but users may train the model on
     vars(model).pop("train", None)
+    return model.eval(), task

@@ -100,36 +100,6 @@ def score_features(
     return losses
 
 
-@torch.no_grad()
-def score_batches(
-    model: BaseFairseqModel,
-    batches: Iterable[dict[str, Any]],
-    choose_targets: Callable[[dict[str, Any]], Tensor],
-    total: int | None = None,
-    description: str = "scoring",
-) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
-    """Yield the numbers of each batch's rows, the rows' token counts, and the tokens' losses.
-
-    ``choose_targets`` returns which targets (B, T) of a batch to score. A progress bar goes to
-    ``total``.
-    """
-    device = next(model.parameters()).device
-    hidden = True if total is None else None
-    with tqdm(total=total, desc=description, unit=" tokens", leave=False, disable=hidden) as bar:
-        for batch in batches:
-            batch = move_to_cuda(batch, device=device)
-            scored, net_input = choose_targets(batch), batch["net_input"]
-            if "pasts" in net_input:
-                features = model.read_segment(
-                    net_input["src_tokens"], net_input["pasts"], net_input["start"]
-                )
-            else:
-                features, _ = model(**net_input, features_only=True)
-            losses = score_features(model, features, batch["target"], scored)
-            bar.update(len(losses))
-            yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
-
-
 class Hypothesis(NamedTuple):
     """A continuation or translation that fairseq's generator found.
 
@@ -176,21 +146,14 @@ class LoadedModel(ABC):
         ``extended_context`` and ``max_tokens``.
         """
         size, batches, position = self._read_split(split, **options)
-
-        def choose_targets(batch: dict[str, Any]) -> Tensor:
-            scored = self._scored(batch["target"])
-            if before_batch is not None:
-                before_batch(batch, scored)
-            return scored
-
         positions: list[int] = []
         counts, losses = [], []
-        for rows, row_counts, batch_losses in score_batches(
-            self.model, batches, choose_targets, size, description
-        ):
-            positions += map(position, rows)
-            counts += row_counts
-            losses.append(batch_losses)
+        with tqdm(total=size, desc=description, unit=" tokens", leave=False, disable=None) as bar:
+            for rows, row_counts, batch_losses in self._losses(batches, before_batch):
+                positions += map(position, rows)
+                counts += row_counts
+                losses.append(batch_losses)
+                bar.update(len(batch_losses))
         if sum(counts) != size:
             raise ValueError(
                 f"{sum(counts):,} tokens were scored of the {size:,} of the split {split}, "
@@ -206,8 +169,30 @@ class LoadedModel(ABC):
     ) -> tuple[int, Iterable[dict[str, Any]], Callable[[int], int]]:
         """Return a split's number of tokens, its batches, and where each row stands."""
 
-    def _scored(self, target: Tensor) -> Tensor:
-        return target.ne(self.task.target_dictionary.pad())
+    @torch.no_grad()
+    def _losses(
+        self,
+        batches: Iterable[dict[str, Any]],
+        before_batch: Callable[[dict[str, Any], Tensor], None] | None = None,
+    ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
+        """Yield the numbers of each batch's rows, the rows' token counts, and the tokens' losses.
+
+        For ``before_batch`` see :meth:`score_split`.
+        """
+        for batch in batches:
+            batch = move_to_cuda(batch, device=self.device)
+            scored = batch["target"].ne(self.task.target_dictionary.pad())
+            if before_batch is not None:
+                before_batch(batch, scored)
+            net_input = batch["net_input"]
+            if "pasts" in net_input:
+                features = self.model.read_segment(
+                    net_input["src_tokens"], net_input["pasts"], net_input["start"]
+                )
+            else:
+                features, _ = self.model(**net_input, features_only=True)
+            losses = score_features(self.model, features, batch["target"], scored)
+            yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
 
     @staticmethod
     def _hypotheses(text: TextCoder, candidates: list[dict[str, Any]]) -> list[Hypothesis]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,13 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.registry import REGISTRIES
-from omegaconf import MISSING
 from torch import Tensor
 
-from fairseq_plugins.python_interface.lines import (
-    BLANK,
-    Bytes,
-    Characters,
-    LineCoder,
-    Moses,
-    Words,
-)
+from fairseq_plugins.python_interface.lines import LineCoder, Moses, Words, unit_lines
 from fairseq_plugins.units import Units
 
-# symbols that may stand for a blank in texts of characters, if units.json does not name one
-_BLANKS = (BLANK, "_")
+# options that name a file of a BPE
+FILES = {"bpe_codes", "sentencepiece_model"}
 # how many unknown symbols an error lists
 _LISTED = 5
 
@@ -46,11 +39,7 @@ class TextCoder:
         """Return the tokens (N,) of a text, which may be ``empty``; errors call it ``name``."""
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}: it must be a string")
-        if not isinstance(self.lines, Bytes):
-            text = text.replace("\r\n", "\n")  # which preparation takes for a line end, too
-        first, *others = (self.lines.encode(line) for line in text.split("\n"))
-        eos = self.dictionary.eos_word
-        symbols = first + [symbol for line in others for symbol in (eos, *line)]
+        symbols = self.lines.encode_text(text)
         if not symbols and not empty:
             raise ValueError(f"{name} is empty: give one with at least one symbol")
         tokens = torch.tensor([self.dictionary.index(symbol) for symbol in symbols]).long()
@@ -62,28 +51,15 @@ class TextCoder:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
                 f"{name} has symbols that the dictionary lacks ({listed}): write it in symbols of "
-                "dict.txt, or count them as <unk> with load(…, allow_unknown=True)"
-                f"{self._suggest_units()}"
+                "dict.txt, or count them as <unk> with load(…, allow_unknown=True); units that "
+                "differ from the model's are chosen with load(…, bpe=…) or "
+                'load(…, unit="characters"), "bytes" or "words"'
             )
         return tokens
 
-    def _suggest_units(self) -> str:
-        if not isinstance(self.lines, Words) or self.lines.bpe is not None:
-            return ""
-        return (
-            "; for a model with BPE give load(…, bpe=…), for one of characters or bytes "
-            'load(…, unit="characters") or "bytes"'
-        )
-
     def decode(self, tokens: Tensor) -> str:
         """Return the text of tokens (N,)."""
-        lines: list[list[str]] = [[]]
-        for token in tokens.tolist():
-            if token == self.dictionary.eos():
-                lines.append([])
-            else:
-                lines[-1].append(self.dictionary[token])
-        return "\n".join(map(self.lines.decode, lines))
+        return self.lines.decode_text(self.symbols(tokens))
 
     def symbols(self, tokens: Tensor) -> list[str]:
         """Return the symbols of tokens (N,)."""
@@ -108,45 +84,49 @@ def build_lines(
     bpe: str | None,
     options: dict[str, Any],
     units: Units,
-    dictionary: Dictionary,
-    language: str = "source_lang",
+    dictionaries: Iterable[Dictionary],
     normalize: bool = False,
-) -> LineCoder:
-    """Return an object that converts a line to symbols and back.
+) -> list[LineCoder]:
+    """Return what converts lines to the symbols of each dictionary, of a source and a target.
 
     ``tokenizer`` and ``bpe`` are fairseq's names, with ``options`` for both. If both are None,
-    ``units`` say what a symbol is. ``language`` is the option with the language for Moses, which
-    makes punctuation uniform to ``normalize``.
+    ``units`` say what a symbol is. Moses makes punctuation uniform to ``normalize``.
     """
-    if tokenizer is None and bpe is None:
-        if units.unit == "bytes":
-            return Bytes()
-        if units.unit == "characters":
-            blank = next((blank for blank in _BLANKS if blank in dictionary), _BLANKS[0])
-            return Characters(units.symbols or {" ": blank})
-        return Words(punctuation=units.split_punctuation)
-    built: list[Any] = []
-    for kind, name, build in (("tokenizer", tokenizer, build_tokenizer), ("bpe", bpe, build_bpe)):
-        values = {**step_options(kind, name), **options}
-        for option, default in step_options(kind, name).items():
-            if default == MISSING and option not in options:
-                raise ValueError(f"{kind} is {name!r} without {option}: give {option}=FILE")
-            file = values[option]
-            if option in ("bpe_codes", "sentencepiece_model") and not Path(file).is_file():
-                raise ValueError(f"{option} is {file}, which is not a file: name another")
-        try:
-            if name == "moses":
-                hyphens, escape = not values["moses_no_dash_splits"], not values["moses_no_escape"]
-                built.append(Moses(values[language], normalize, hyphens, escape))
-            else:
-                built.append(build(Namespace(**{kind: name}, **options)))
-        # libraries raise any exception, and one of them exits
-        except (Exception, SystemExit) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            files = ", ".join(f"{option} {value}" for option, value in options.items())
-            raise ValueError(
-                f"{kind} is {name!r} and cannot be built ({reason[:200]}): install its library, or "
-                f"give other options{' than ' * bool(files)}{files}"
-            ) from error
+    bpe_step = _build_step("bpe", bpe, options)
     reads_blanks = bpe not in (None, "subword_nmt", "fastbpe")
-    return Words(*built, punctuation=units.split_punctuation, reads_blanks=reads_blanks)
+    lines = []
+    for dictionary, language in zip(dictionaries, ("source_lang", "target_lang"), strict=False):
+        step = _build_step("tokenizer", tokenizer, options, language, normalize)
+        lines.append(unit_lines(units, dictionary, step, bpe_step, reads_blanks))
+    return lines
+
+
+def _build_step(
+    kind: str,
+    name: str | None,
+    options: dict[str, Any],
+    language: str = "",
+    normalize: bool = False,
+) -> Any:
+    """Return the tokenizer or BPE of this name; None if there is no name."""
+    values = {**step_options(kind, name), **options}
+    for option in FILES & step_options(kind, name).keys():
+        if not Path(values[option]).is_file():
+            raise ValueError(
+                f"{kind} is {name!r} with {option} {options.get(option)}, which is not a file: "
+                f"give {option}=FILE"
+            )
+    try:
+        if name == "moses":
+            hyphens, escape = not values["moses_no_dash_splits"], not values["moses_no_escape"]
+            return Moses(values[language], normalize, hyphens, escape)
+        build = build_tokenizer if kind == "tokenizer" else build_bpe
+        return build(Namespace(**{kind: name}, **options))
+    # libraries raise any exception, and one of them exits
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        files = ", ".join(f"{option} {value}" for option, value in options.items())
+        raise ValueError(
+            f"{kind} is {name!r} and cannot be built ({reason[:200]}): install its library, or "
+            f"give other options{' than ' * bool(files)}{files}"
+        ) from error

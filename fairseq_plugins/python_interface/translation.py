@@ -24,7 +24,6 @@ from fairseq_plugins.python_interface.scoring import (
     LoadedModel,
     Score,
     check_at_least,
-    score_batches,
 )
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.units import PERPLEXITY
@@ -109,22 +108,15 @@ class TranslationModel(LoadedModel):
     ) -> Score | list[Score]:
         """Score the translation of a sentence, or of each of several, including its end."""
         if isinstance(source, str) and isinstance(target, str):
-            return self._score_pairs([source], [target], 1)[0]
+            return self.score([source], [target])[0]  # type: ignore[index]
         if isinstance(source, str) or isinstance(target, str) or len(source) != len(target):
             raise ValueError("source and target: give two texts, or two lists of equal length")
         check_at_least(1, batch_size=batch_size)
-        return self._score_pairs(source, target, batch_size)
-
-    def _score_pairs(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int
-    ) -> list[Score]:
         sources = [self.encode(self.source, x, f"sentence {i}") for i, x in enumerate(source, 1)]
         targets = [self.encode(self.target, x, f"translation {i}") for i, x in enumerate(target, 1)]
         batches = self._batches(batch_size, (sources, self.source), (targets, self.target))
         scores: dict[int, Score] = {}
-        for rows, counts, losses in score_batches(
-            self.model, batches, lambda batch: self._scored(batch["target"])
-        ):
+        for rows, counts, losses in self._losses(batches):
             for number, part in zip(rows, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
                 scores[number] = Score(self.target.symbols(targets[number]), -part, PERPLEXITY)
         return [scores[number] for number in range(len(source))]

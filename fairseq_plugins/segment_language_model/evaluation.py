@@ -84,12 +84,12 @@ def check_and_tally(
     if not log_probs:
         # a probability of 0 is a symbol that is impossible
         target_probs = target_probs.float().log().clamp(min=IMPOSSIBLE_BIAS)
-    _check_targets(target_probs, target, dictionary)
+    check_targets(target_probs, target, dictionary)
     if log_probs and "tally" in sample:
         sample["tally"].add(target_probs, target)
 
 
-def _check_targets(target_log_probs: Tensor, target: Tensor, dictionary: Dictionary) -> None:
+def check_targets(target_log_probs: Tensor, target: Tensor, dictionary: Dictionary) -> None:
     """Refuse log-probabilities (B, T) of targets that are not finite, or of impossible symbols."""
     if not target_log_probs.isfinite().all():
         # fairseq-eval-lm would leave the token out of its average

@@ -28,9 +28,9 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.options import flag
+from fairseq_plugins.segment_language_model.evaluation import check_targets
 from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
 from fairseq_plugins.segment_language_model.prompt_readers import PromptedModels
-from fairseq_plugins.segment_language_model.stream_pasts import EnsemblePasts
 
 logger = logging.getLogger(__name__)
 # a text with its scores, as fairseq's commands print it
@@ -99,7 +99,7 @@ class GenerationTask(FairseqTask):
         """
         if isinstance(generator, SequenceScorer):
             if "target" not in sample:
-                return score_prompts(generator, models, sample["net_input"], self)
+                return score_prompts(models, sample["net_input"], self)
             with torch.no_grad():
                 hypotheses = generator.generate(models, sample)
             return [hypotheses[row] for row in drop_empty_rows(sample)]
@@ -142,37 +142,22 @@ def prompts(
 
 @torch.no_grad()
 def score_prompts(
-    scorer: SequenceScorer,
-    models: list[BaseFairseqModel],
-    net_input: dict[str, Tensor],
-    task: GenerationTask,
+    models: list[BaseFairseqModel], net_input: dict[str, Tensor], task: GenerationTask
 ) -> list[list[Hypothesis]]:
-    """Return fairseq's scores of prompts (B, T), read as evaluation reads a text.
-
-    That is in segments, with the past of those before, or again with the extended context.
-    """
+    """Return the scores of prompts (B, T), as fairseq's scorer does, read as in evaluation."""
+    lengths, pad = net_input["src_lengths"], task.dictionary.pad()
+    # </s> stands before a prompt, and also ends it
+    tokens = F.pad(net_input["src_tokens"], (0, 1), value=pad)
+    tokens = tokens.scatter(1, lengths.unsqueeze(1), task.dictionary.eos())
     segment, context = task.cfg.tokens_per_sample, task.cfg.extended_context
-    source, ends = net_input["src_tokens"], net_input["src_lengths"].unsqueeze(1) - 1
-    # </s> moves from the front to the end
-    target = F.pad(source[:, 1:], (0, 1), value=task.dictionary.pad())
-    target = target.scatter(1, ends, task.dictionary.eos())
-    pasts, segments = EnsemblePasts(), []
-    for start in range(0, target.size(1), segment):
-        first, end = max(0, start - context), start + segment
-        batch = {
-            "target": target[:, first:end],
-            "start_indices": [start - first] * len(target),
-            "net_input": {"src_tokens": source[:, first:end], "pasts": pasts, "start": start},
-        }
-        segments.append(scorer.generate(models, batch))
+    log_probs = PromptedModels(models, tokens, segment, context=context).prompt_scores
+    targets = tokens[:, 1:]
+    check_targets(log_probs.masked_fill(targets.eq(pad), 0.0), targets, task.dictionary)
     scores = []
-    for parts in zip(*segments, strict=True):
-        tokens, log_probs = (
-            torch.cat([part[name] for (part,) in parts]) for name in ("tokens", "positional_scores")
-        )
-        ((first_part,), *_) = parts
-        joined = {"tokens": tokens, "positional_scores": log_probs, "score": log_probs.mean()}
-        scores.append([{**first_part, **joined}])
+    for row, row_scores, length in zip(targets, log_probs, lengths.tolist(), strict=True):
+        part = {"tokens": row[:length], "positional_scores": row_scores[:length]}
+        unused = {"attention": None, "alignment": None}
+        scores.append([{**part, "score": row_scores[:length].mean(), **unused}])
     return scores
 
 

@@ -32,6 +32,7 @@ class PromptedModels(EnsembleModel):
         segment: T of the segments in which models with recurrence read prompts.
         temperature: divides log-probabilities, which are then normalised again.
         end: the number of symbols that follow a prompt in running text; None for other text.
+        context: tokens that a model without recurrence reads again before each segment.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PromptedModels(EnsembleModel):
         segment: int,
         temperature: float = 1.0,
         end: int | None = None,
+        context: int = 0,
     ) -> None:
         super().__init__(models)
         self.tokens = tokens
@@ -48,7 +50,7 @@ class PromptedModels(EnsembleModel):
         self.temperature = max(temperature, 1e-30)
         self.end = end
         self.readers = [
-            SegmentReader(model, segment)
+            SegmentReader(model, segment, context)
             if hasattr(model.decoder, "network")
             else TokenReader(model)
             for model in models
@@ -117,9 +119,9 @@ def _average(log_probs: Sequence[Tensor]) -> Tensor:
 class SegmentReader:
     """A segment model, which reads prompts in segments, and the past of its texts."""
 
-    def __init__(self, model: BaseFairseqModel, segment: int) -> None:
+    def __init__(self, model: BaseFairseqModel, segment: int, context: int = 0) -> None:
         self.model, decoder = model, model.decoder
-        self.segment = segment
+        self.segment, self.context = segment, context
         self.recurrent = decoder.network.mem_len > 0
         # a model without recurrence sees as much as in training
         self.past_length = decoder.network.mem_len or decoder.segment - 1
@@ -128,8 +130,8 @@ class SegmentReader:
     def read_prompts(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield log-probabilities (B, t, V) of what follows each of the ``tokens`` (B, T).
 
-        As in evaluation, a model without recurrence reads each segment by itself. Then it reads the
-        last tokens once more, as many as in training, so that what follows sees all of them.
+        As in evaluation, a model without recurrence reads each segment after its context. Then it
+        reads the last tokens once more, as many as in training, so that what follows sees all.
         """
         length = tokens.size(1)
         for end in range(self.segment, length + self.segment, self.segment):
@@ -138,24 +140,25 @@ class SegmentReader:
                 yield from self.read(tokens[:, :end], end - start)
             else:
                 self.past = None
-                yield from self.read(tokens[:, start:end], end - start)
+                first = max(0, start - self.context)
+                yield from self.read(tokens[:, first:end], end - first, end - start)
         seen = min(length, self.past_length + 1)
         if not self.recurrent and (length - 1) % self.segment + 1 < seen:
             self.past = None
             *_, last = self.read(tokens[:, length - seen :], seen)
             yield last[:, -1:]
 
-    def read(self, tokens: Tensor, new: int = 1) -> Iterator[Tensor]:
+    def read(self, tokens: Tensor, new: int = 1, scored: int = 0) -> Iterator[Tensor]:
         """Yield log-probabilities (R, t, V) of what follows each ``new`` one of ``tokens`` (R, T).
 
-        The others have been read before.
+        The others have been read before. Only the last ``scored`` are scored, if not 0.
         """
         decoder, segment = self.model.decoder, tokens[:, tokens.size(1) - new :]
         features, self.past = decoder.extract_features(
             segment, past=self.past, keep=self.past_length
         )
         at_once = max(1, _LOG_PROBABILITIES // (len(tokens) * len(decoder.dictionary)))
-        for part in features.split(at_once, dim=1):
+        for part in features[:, -scored:].split(at_once, dim=1):
             output = decoder.output_layer(part), None
             yield self.model.get_normalized_probs(output, log_probs=True, sample=None)
 

@@ -36,7 +36,7 @@ CLASSES = {"transformer_xl": "TransformerXL", "all_attention_lm": "AllAttention"
 
 def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
     """Write the model and the tokenizer of a checkpoint; return what they are."""
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
     import fairseq_plugins.huggingface as plugin
     from fairseq_plugins import load
@@ -59,13 +59,13 @@ def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
     loaded = load(checkpoint, data)
     folder = loading.find_data(file, data, loading.saved_options(state, "task"), False)
     name, decoder = CLASSES[arch], loaded.model.decoder
-    config_class = getattr(plugin, f"{name}Config")
+    # an option that came after the training has its default
+    options = {**vars(MODEL_DATACLASS_REGISTRY[arch]()), **options}
     for former, option in FORMER.items():
         options[option] = options.get(option) or options.get(former)
-    names = config_class.__dataclass_fields__.keys() & options.keys()
-    config = config_class(
+    config = getattr(plugin, f"{name}Config")(
         **{
-            **{option: _plain(options[option]) for option in names},
+            **{option: _plain(options[option]) for option in sorted(model_options(arch))},
             "vocab_size": len(decoder.dictionary),
             "mem_len": decoder.network.mem_len,
             "architectures": [f"{name}ForCausalLM"],
@@ -84,6 +84,15 @@ def to_hugging_face(checkpoint: Path, output: Path, data: Path | None) -> str:
         check_tokenizer(tokenizer, loaded.text)
         tokenizer.save_pretrained(part)
     return f"{model.num_parameters():,} parameters, {len(tokenizer):,} symbols"
+
+
+def model_options(arch: str) -> set[str]:
+    """Return the options that a model without memories is built with."""
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
+
+    names = MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__.keys()
+    of_training = {"_name", "checkpoint_activations", "compile_layers", *FORMER}
+    return {name for name in names - of_training if not name.startswith("memory_")}
 
 
 def copy_data(folder: Path, target: Path) -> None:
@@ -118,7 +127,6 @@ def _plain(value: Any) -> Any:
 def to_fairseq(folder: Path, output: Path) -> str:
     """Write a checkpoint of a model in Hugging Face's format; return what it is."""
     from fairseq.data import Dictionary
-    from fairseq.models import MODEL_DATACLASS_REGISTRY
     from transformers import AutoModelForCausalLM
 
     from fairseq_plugins import register
@@ -129,7 +137,7 @@ def to_fairseq(folder: Path, output: Path) -> str:
     model = AutoModelForCausalLM.from_pretrained(folder)
     arches = {f"{name}ForCausalLM": arch for arch, name in CLASSES.items()}
     arch = arches[type(model).__name__]
-    names = MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__.keys() & vars(model.config).keys()
+    names = model_options(arch) & vars(model.config).keys()
     options = {option: getattr(model.config, option) for option in sorted(names)}
     weights = model.state_dict()
     weights |= {f"{k}.weight": m.weight for k, m in model.named_modules() if isinstance(m, Tied)}

@@ -49,7 +49,7 @@ def test_a_text_gets_the_indices_that_load_gives_it(words, tmp_path):
     tokenizer = DictionaryTokenizer.from_pretrained(target)
     options = {"source_lang": units.language, "moses_no_dash_splits": units.moses_no_dash_splits}
     options |= {"bpe_codes": str(units.model), "sentencepiece_model": str(units.model)}
-    lines = build_lines(units.tokenizer, units.bpe, options, units, dictionary)
+    (lines,) = build_lines(units.tokenizer, units.bpe, options, units, [dictionary])
     coder = TextCoder(dictionary, lines, allow_unknown=True)
     text = "\n".join([*LINES, "xyz", "\u1234", "</s>"]) + "\r\n"
     expected = coder.encode(text)

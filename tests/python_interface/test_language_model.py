@@ -188,6 +188,7 @@ def test_a_model_warns_about_unknown_symbols_and_moves_to_a_device(saved, caplog
         ({"top_p": 1.5}, r"top_p is 1.5: .*\(0, 1\]"),
         ({"top_p": 0.5, "top_k": 2}, "top_k and top_p"),
         ({"temperature": 0}, "temperature is 0"),
+        ({"temperature": 2.0}, "temperature is 2.0, .*: give sampling, top_k or top_p"),
         ({"beam": 2, "sampling": True}, "beam is 2 with sampling"),
         ({"prompt": "a\nb", "stop_at_newline": True}, "the prompt .*stop_at_newline"),
         ({"prompt": "xyz"}, "the prompt .*'x', 'y', 'z'"),

@@ -22,12 +22,12 @@ def dictionary(symbols):
 
 
 def build(tokenizer, bpe, options):
-    return build_lines(tokenizer, bpe, options, Units(), dictionary(""))
+    return build_lines(tokenizer, bpe, options, Units(), [dictionary("")])[0]
 
 
 def coder(symbols, units):
     known = dictionary(symbols)
-    return TextCoder(known, build_lines(None, None, {}, units, known))
+    return TextCoder(known, *build_lines(None, None, {}, units, [known]))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,16 @@ def test_words_are_split_by_moses_and_bpe(tmp_path, monkeypatch):
         build("moses", None, {})
 
 
+def test_the_sides_of_a_translation_share_one_bpe(tmp_path):
+    (tmp_path / "codes").write_text("#version: 0.2\nt h\n", encoding="utf-8")
+    options = {"bpe_codes": str(tmp_path / "codes"), "source_lang": "en", "target_lang": "de"}
+    sides = [dictionary("")] * 2
+    source, target = build_lines("moses", "subword_nmt", options, Units(), sides)
+    assert source.bpe is target.bpe
+    # an abbreviation in German alone
+    assert (source.words("bzw. A"), target.words("bzw. A")) == ("bzw . A", "bzw. A")
+
+
 def test_sentencepiece_keeps_blanks_at_the_start_of_a_line(tmp_path):
     path, made = tmp_path / "model", io.BytesIO()
     as_it_is = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
@@ -119,8 +129,8 @@ def test_unknown_symbols_are_refused_or_counted_as_unk():
 @pytest.mark.parametrize(
     ("tokenizer", "bpe", "options", "message"),
     [
-        (None, "subword_nmt", {}, "bpe is 'subword_nmt' without bpe_codes: give bpe_codes=FILE"),
-        (None, "fastbpe", {"bpe_codes": "none"}, "bpe_codes is none, which is not a file: name"),
+        (None, "subword_nmt", {}, "'subword_nmt' with bpe_codes None, which is not a file: give"),
+        (None, "fastbpe", {"bpe_codes": "none"}, "'fastbpe' with bpe_codes none, which is not a"),
         ("moss", None, {}, "tokenizer is 'moss': there are moses, nltk, space"),
         # the libraries raise SystemExit or other errors for these
         (None, "subword_nmt", {"bpe_codes": __file__}, "'subword_nmt' and cannot be"),
