@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_plugins import load
-from scripts.inspect._layers import Reads
+from scripts._shared.layer_reads import Layer, Reads
 from scripts.inspect._reads import TextReads, WeightTable, read_pair, read_text
 from tests.scripts.evaluate.saved_models import read_split
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models
@@ -74,7 +74,7 @@ def test_the_mean_weight_by_distance_is_over_the_queries_that_reach_it():
     reads = TextReads()
     # tokens 2 and 3 of a text of three, of which the first is the past
     weights = torch.tensor([[0.25, 0.75, 0.0], [0.2, 0.3, 0.5]])
-    reads("decoder.layers.0.self_attn", None, Reads(torch.empty(0), weights[None, None]))
+    reads(Layer("decoder", 1, "self_attn", None), Reads(keys=weights[None, None]))
     distances = reads.packed(2)["distances"]["1"]
     mean = unpack(distances["weight"])
     np.testing.assert_allclose(mean, [(0.75 + 0.5) / 2, (0.25 + 0.3) / 2, 0.2], atol=1e-6)
