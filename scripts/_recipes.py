@@ -3,7 +3,6 @@
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -21,7 +20,7 @@ UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
 
 @cache
 def read_recipes(paper: str) -> dict[str, Any]:
-    """Return a paper's recipes, groups and explanations; all values are texts."""
+    """Return a paper's recipes and groups; all values are texts."""
     # BaseLoader: 1e-7 and 0.00025 stay as they are written
     path = FOLDER / "examples" / paper / "recipes.yaml"
     return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)
@@ -183,17 +182,6 @@ def needs(recipe: Options) -> str:
         tokens = f"reads {'at most ' * ('max-tokens' in train)}{number / 1e6:,.0f} million tokens; "
     unknown = "unknown, not timed here; divide the tokens by the wps of the first log lines"
     return f"{tokens}hours: {recipe.get('hours', unknown)}"
-
-
-def explain(paper: str, words: list[str]) -> list[str]:
-    """Return a sentence for each value of a command that looks like a mistake."""
-    reasons = read_recipes(paper)["explain"]
-    pairs = [(option, value) for option, value in pairwise(words) if option.startswith("--")]
-    return [
-        f"{option} {value}: {reasons[f'{option[2:]} {value}']}"
-        for option, value in pairs
-        if f"{option[2:]} {value}" in reasons
-    ]
 
 
 def hydra_configuration(words: list[str]) -> str:

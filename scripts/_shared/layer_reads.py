@@ -39,7 +39,6 @@ from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
 from fairseq_plugins.weighted_transformer.layers import Attention
 
-
 _LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.(.*)")
 
 
@@ -185,7 +184,7 @@ def record(
     see: Callable[[Layer, Reads], None],
     *kinds: type[nn.Module],
 ) -> Iterator[None]:
-    """Let ``see`` have what each layer reads in each call; of these kinds only, if there are any."""
+    """Let ``see`` have what each layer reads in each call; with kinds, only layers of these."""
     with ExitStack() as stack:
         for layer in layers(model, *(kinds or (*EQUATIONS, ProductKeyMemory))):
             if isinstance(layer.module, ProductKeyMemory):

@@ -82,7 +82,7 @@ class TextReads:
     """What the layers of a model read of a text; an observer for :func:`.record`.
 
     ``queries`` is how many of a call's tokens count, the last ones; None for all. Of a model that
-    ``translates``, attention to the source counts.
+    ``translates``, attention to the source counts, by the decoder and within the encoder.
     """
 
     def __init__(self, translates: bool = False) -> None:
@@ -105,11 +105,13 @@ class TextReads:
                 torch.arange(vectors.size(2)), vectors
             )
             self.shares.setdefault(label, []).append(vectors.sum(2))
-        if reads.keys is None or self.translates != ("encoder_attn" in layer.path):
+        of_source = layer.part == "encoder" or "encoder_attn" in layer.path
+        if reads.keys is None or self.translates != of_source:
             return
         keys = reads.keys[:, 0, -(self.queries or 0) :].transpose(0, 1)  # (T, H, S)
         if self.translates:
-            self._table("source", label, keys.size(1)).add(torch.arange(keys.size(2)), keys)
+            kind = "encoder" if layer.part == "encoder" else "source"
+            self._table(kind, label, keys.size(1)).add(torch.arange(keys.size(2)), keys)
             return
         rows, columns = keys.size(0), keys.size(2)
         distance = torch.arange(columns - rows, columns)[:, None] - torch.arange(columns)
@@ -223,29 +225,39 @@ def _describe(reads: Tensor) -> dict[str, Any]:
 
 
 def read_text(
-    loaded: Any, tokens: Tensor, with_past: bool = True, reads: TextReads | None = None
+    loaded: Any,
+    tokens: Tensor,
+    with_past: bool = True,
+    reads: TextReads | None = None,
+    start: int = 0,
 ) -> dict[str, Any]:
     """Return how a language model predicts each token (N,) of a text, which ``</s>`` precedes.
 
-    Without the past, each segment is a text of its own. ``reads`` notes what the layers read.
+    Without the past, each segment is a text of its own. ``reads`` notes what the layers read. The
+    tokens before ``start``, a multiple of the segment, are read and left out of the figures.
     """
     source = torch.cat([tokens.new_tensor([loaded.text.dictionary.eos()]), tokens[:-1]])
     model, past, features = loaded.model, None, []
-    with torch.no_grad(), record(model, reads) if reads is not None else nullcontext():
-        for start in range(0, len(tokens), loaded.segment):
-            first = max(0, start - loaded.context) if with_past else start
-            segment = source[None, first : start + loaded.segment]
-            length = segment.size(1) - (start - first)
-            if reads is not None:
-                reads.queries = length
-            if loaded.has_past:
-                read, past = model.decoder.extract_features(
-                    segment, past=past if with_past else None
-                )
-            else:
-                read, _ = model(segment, features_only=True)
-            features.append(read[0, -length:])
-    return predictions(model, torch.cat(features), tokens)
+    with torch.no_grad():
+        for begin in range(
+            0 if with_past and loaded.has_past else start, len(tokens), loaded.segment
+        ):
+            first = max(0, begin - loaded.context) if with_past else begin
+            segment = source[None, first : begin + loaded.segment]
+            length = segment.size(1) - (begin - first)
+            shown = reads if begin >= start else None
+            if shown is not None:
+                shown.queries = length
+            with record(model, shown) if shown is not None else nullcontext():
+                if loaded.has_past:
+                    read, past = model.decoder.extract_features(
+                        segment, past=past if with_past else None
+                    )
+                else:
+                    read, _ = model(segment, features_only=True)
+            if begin >= start:
+                features.append(read[0, -length:])
+    return predictions(model, torch.cat(features), tokens[start:])
 
 
 def read_pair(loaded: Any, source: Tensor, target: Tensor, reads: TextReads) -> dict[str, Any]:

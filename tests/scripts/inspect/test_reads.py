@@ -50,6 +50,22 @@ def test_losses_without_recurrence_are_those_of_separate_texts(folder):
     np.testing.assert_allclose(alone[8:16], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["recurrent", "blocks"])
+def test_a_window_shows_what_the_whole_text_shows_there(folder, name):
+    loaded = load(folder / f"{name}.pt", folder / "text")
+    tokens, start = shown_tokens(loaded), 2 * loaded.segment
+    whole, window = TextReads(), TextReads()
+    expected = read_text(loaded, tokens, reads=whole)["log_probs"][start:]
+    figures = read_text(loaded, tokens, reads=window, start=start)
+    np.testing.assert_allclose(figures["log_probs"], expected, atol=1e-6)
+    assert window.tables.keys() == whole.tables.keys() != set()
+    for kind, table in window.tables.items():
+        weights = np.concatenate(table.weights)
+        shown = np.concatenate(whole.tables[kind].weights)[-len(weights) :]
+        np.testing.assert_allclose(weights, shown, atol=1e-6)
+        assert sum(map(len, table.counts)) == table.heads * len(expected)
+
+
 def test_losses_of_a_translation_are_those_of_its_score(folder):
     loaded = load(folder / "pairs.pt", folder / "pairs")
     source, target = torch.tensor([5, 6, 7, 2]), torch.tensor([8, 9, 2])
