@@ -218,11 +218,12 @@ def hydra_configuration(words: list[str]) -> str:
         wanted -= values.keys()
     config["model"] = {**config["model"], "_name": ARCH_MODEL_NAME_REGISTRY[namespace.arch]}
     config["model"].pop("arch", None)
-    # train.log beside the checkpoints, also in a sweep whose trainings have a folder each
-    folder = "${checkpoint.save_dir}"
+    # checkpoints beside train.log; a sweep has a folder for each training, and multirun.yaml above
+    folder = config["checkpoint"]["save_dir"]
+    config["checkpoint"]["save_dir"] = "${hydra:runtime.output_dir}"
     config["hydra"] = {
         "run": {"dir": folder},
-        "sweep": {"dir": folder, "subdir": "."},
+        "sweep": {"dir": folder, "subdir": "${hydra.job.num}"},
         "job": {"name": "train", "chdir": False},
         "output_subdir": None,
     }
