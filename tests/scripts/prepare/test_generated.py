@@ -1,4 +1,4 @@
-"""Number names."""
+"""Number names and facts."""
 
 import re
 from itertools import chain, combinations, islice
@@ -6,10 +6,11 @@ from itertools import chain, combinations, islice
 import pytest
 from num2words import num2words
 
-from scripts.prepare import _number_names as number_names
+from scripts.prepare import _generated as generated
 from scripts.prepare.__main__ import main
 from scripts.prepare._lines import read_lines
-from tests.scripts.prepare.prepared import SPLITS, contents
+from tests.scripts.prepare.prepared import SPLITS, contents, lines
+from tests.scripts.refusals import refused
 
 FEW = "--train 300 --valid 20 --test 40".split()
 
@@ -27,7 +28,7 @@ def made(tmp_path_factory):
 
 def read_numbers(english, german, named):
     """Return the two numbers that both sides of a pair name, the smaller first."""
-    for patterns in number_names.SENTENCES:
+    for patterns in generated.SENTENCES:
         slots = {"small": "(?P<small>.+)", "large": "(?P<large>.+)"}
         if match := re.fullmatch(patterns[0].format(**slots), english):
             numbers = {slot: named[text] for slot, text in match.groupdict().items()}
@@ -38,7 +39,7 @@ def read_numbers(english, german, named):
 
 
 def test_sides_name_the_same_numbers_and_no_part_those_of_another(made):
-    drawn = {part: set(islice(number_names.numbers(part, 1), 3000)) for part in SPLITS}
+    drawn = {part: set(islice(generated.numbers(part, 1), 3000)) for part in SPLITS}
     named = {num2words(number): number for numbers in drawn.values() for number in numbers}
     seen = {}
     for part, count in (("train", 300), ("valid", 20), ("test", 40)):
@@ -60,3 +61,28 @@ def test_the_same_seed_makes_the_same_bytes(made, tmp_path):
     assert run(tmp_path / "other", "--seed", "2") == 0
     other = contents(tmp_path / "other")
     assert all(other[name] != content for name, content in contents(made).items())
+
+
+def test_there_is_one_fact_for_each_subject_and_relation():
+    asked, objects = zip(
+        *(line.rsplit(" ", 1) for line in generated.draw_facts(4096, 1)), strict=True
+    )
+    assert len(set(asked)) == 4096
+    assert len({line.split()[0] for line in asked}) == 16
+    # all objects are equally likely: each occurs 16 times on average
+    counts = [objects.count(f"o{number}") for number in range(generated.OBJECTS)]
+    assert sum(counts) == 4096
+    assert all(2 <= count <= 40 for count in counts)
+    assert generated.draw_facts(4096, 1) != generated.draw_facts(4096, 2)
+
+
+def test_the_binarized_facts_train_and_validate(prepare, tmp_path):
+    assert prepare("facts", "--facts", 64)[0] == 0
+    expected = [f"{fact} </s>" for fact in generated.draw_facts(64, 1)]
+    for part in ("train", "valid"):
+        assert lines(tmp_path / "out/bin", part) == expected
+
+
+def test_a_number_of_facts_that_is_no_square_is_refused(prepare, tmp_path):
+    assert refused(prepare("facts", "--facts", 48), "--facts is 48")
+    assert not (tmp_path / "out").exists()
