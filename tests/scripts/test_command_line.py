@@ -1,7 +1,6 @@
 """Options of commands, and how commands end."""
 
 import logging
-import math
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -30,11 +29,10 @@ def test_checkpoints_have_labels_or_are_called_by_their_path(tmp_path):
 
 
 def test_numbers_rise_and_differ():
-    assert parse_numbers("--step", "30,4,30", int, 0, math.inf) == [4, 30]
-    assert parse_numbers("--ratios", "1,0.5", float, 0, 1) == [0.5, 1.0]
-    for text, kind in (("3,,4", int), ("0,3", int), ("3,9", int), ("nan", float)):
-        with pytest.raises(ValueError, match=f"--step is '{text}': give numbers from 1 to 8"):
-            parse_numbers("--step", text, kind, 1, 8)
+    assert parse_numbers("--step", "30,4,30", 0) == [4, 30]
+    for text in ("3,,4", "0,3", "nan"):
+        with pytest.raises(ValueError, match=f"--step is '{text}': give numbers of at least 1"):
+            parse_numbers("--step", text, 1)
     check_at_least(1, stride=1, max_tokens=None)
     with pytest.raises(ValueError, match="--batch-size is 0: it must be at least 1"):
         check_at_least(1, stride=1, batch_size=0)
