@@ -3,7 +3,6 @@
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -21,7 +20,7 @@ UNFLATTENED = ("adam_with_memory", "adam_with_branch_weights")
 
 @cache
 def read_recipes(paper: str) -> dict[str, Any]:
-    """Return a paper's recipes, groups and explanations; all values are texts."""
+    """Return a paper's recipes and groups; all values are texts."""
     # BaseLoader: 1e-7 and 0.00025 stay as they are written
     path = FOLDER / "examples" / paper / "recipes.yaml"
     return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)
@@ -185,17 +184,6 @@ def needs(recipe: Options) -> str:
     return f"{tokens}hours: {recipe.get('hours', unknown)}"
 
 
-def explain(paper: str, words: list[str]) -> list[str]:
-    """Return a sentence for each value of a command that looks like a mistake."""
-    reasons = read_recipes(paper)["explain"]
-    pairs = [(option, value) for option, value in pairwise(words) if option.startswith("--")]
-    return [
-        f"{option} {value}: {reasons[f'{option[2:]} {value}']}"
-        for option, value in pairs
-        if f"{option[2:]} {value}" in reasons
-    ]
-
-
 def hydra_configuration(words: list[str]) -> str:
     """Return what the words of a fairseq-train command say as YAML for fairseq-hydra-train."""
     from argparse import Namespace
@@ -230,11 +218,12 @@ def hydra_configuration(words: list[str]) -> str:
         wanted -= values.keys()
     config["model"] = {**config["model"], "_name": ARCH_MODEL_NAME_REGISTRY[namespace.arch]}
     config["model"].pop("arch", None)
-    # train.log beside the checkpoints, also in a sweep whose trainings have a folder each
-    folder = "${checkpoint.save_dir}"
+    # checkpoints beside train.log; a sweep has a folder for each training, and multirun.yaml above
+    folder = config["checkpoint"]["save_dir"]
+    config["checkpoint"]["save_dir"] = "${hydra:runtime.output_dir}"
     config["hydra"] = {
         "run": {"dir": folder},
-        "sweep": {"dir": folder, "subdir": "."},
+        "sweep": {"dir": folder, "subdir": "${hydra.job.num}"},
         "job": {"name": "train", "chdir": False},
         "output_subdir": None,
     }

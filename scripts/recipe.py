@@ -38,7 +38,6 @@ from scripts._recipes import (
     YES,
     Options,
     commands,
-    explain,
     find_recipes,
     hydra_configuration,
     load,
@@ -67,8 +66,6 @@ def show(paper: str, name: str, folders: list[str], more: Options) -> None:
             options = more if action in ("train", "finish") else {}
             print(f"\n# {action}")
             for words in commands(paper, name, action, *folders, more=options):
-                for line in explain(paper, words):
-                    print(f"# {line}")
                 if "--log-file" in words:
                     print(f"mkdir -p {shlex.quote(words[words.index('--save-dir') + 1])}")
                 print(format_command(words))

@@ -31,26 +31,18 @@ def command_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the options for the text, the models that score it, the device and the results."""
-    text = "folder that fairseq-preprocess wrote"
-    parser.add_argument("--data", type=Path, required=True, help=text)
-    add_named_files(parser, "--checkpoint", "models")
-    parser.add_argument("--split", default="test", help="part of the data to score (test)")
-    add_output_options(parser, output)
+    """Add the options for the text, the models that score it, the device and the results.
 
-
-def add_named_files(parser: argparse.ArgumentParser, option: str, things: str) -> None:
-    """Add an option for the things to compare; parse_named_files parses its values."""
-    help_text = f"{things} to compare, with their labels in tables and plots"
+    ``parse_named_files`` parses the values of --checkpoint.
+    """
     add = parser.add_argument
-    add(option, nargs="+", action="extend", required=True, metavar="[LABEL=]PATH", help=help_text)
-
-
-def add_output_options(parser: argparse.ArgumentParser, output: str, device: bool = True) -> None:
-    """Add --output, the folder for results, and --cpu for a command that uses a device."""
-    if device:
-        parser.add_argument("--cpu", action="store_true", help="use no GPU")
-    parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
+    add("--data", type=Path, required=True, help="folder that fairseq-preprocess wrote")
+    text = "models to compare, with their labels in tables and plots"
+    several = {"nargs": "+", "action": "extend", "required": True, "metavar": "[LABEL=]PATH"}
+    add("--checkpoint", help=text, **several)
+    add("--split", default="test", help="part of the data to score (test)")
+    add("--cpu", action="store_true", help="use no GPU")
+    add("--output", type=Path, default=Path(output), help=f"folder ({output})")
 
 
 def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
@@ -70,15 +62,15 @@ def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
     return files
 
 
-def parse_numbers(option: str, text: str, kind: type, minimum: float, maximum: float) -> list:
-    """Parse a comma-separated list; return distinct numbers within the bounds, sorted."""
-    numbers = []
+def parse_numbers(option: str, text: str, minimum: int) -> list[int]:
+    """Parse a comma-separated list; return distinct numbers from ``minimum`` on, sorted."""
+    numbers: list[int] = []
     with suppress(ValueError):
-        numbers = sorted({kind(word) for word in text.split(",")})
-    if not numbers or not all(minimum <= number <= maximum for number in numbers):
-        bounds = f"from {minimum} to {maximum}" if maximum < float("inf") else f"at least {minimum}"
+        numbers = sorted({int(word) for word in text.split(",")})
+    if not numbers or numbers[0] < minimum:
         raise ValueError(
-            f"{option} is {text!r}: give numbers {bounds} with commas between them, no spaces"
+            f"{option} is {text!r}: give numbers of at least {minimum} with commas between them, "
+            "no spaces"
         )
     return numbers
 

@@ -3,8 +3,10 @@
 Shapes: H heads, d model width, d_h head width, L largest span, N persistent vectors.
 """
 
+from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor
 
 from scripts.convert import ADAPTIVE_SPAN, HUGGING_FACE, TENSORFLOW, TRANSFORMER_XL
@@ -12,38 +14,9 @@ from scripts.convert._embeddings import Bands, convert_embeddings
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
-# Successive replacements that turn names of Transformer-XL's PyTorch code into a source's names.
-_RENAMING = {
-    TRANSFORMER_XL: [],
-    HUGGING_FACE: [(r"^(?!crit\.)", "transformer.")],
-    ADAPTIVE_SPAN: [
-        (r"^word_emb\.", "in_emb."),
-        (r"^crit\.cluster_(\w+)", r"out_emb.cluster_proj.\1"),
-        (r"^crit\.", "out_emb."),
-    ],
-    TENSORFLOW: [
-        (r"^\w+\.(emb|out)_layers\.(\d+)\.weight", r"adaptive_embed/cutoff_\2/lookup_table"),
-        (r"^word_emb\.emb_projs\.(\d+)", r"adaptive_embed/cutoff_\1/proj_W"),
-        (r"^crit\.out_layers\.(\d+)\.bias", r"adaptive_softmax/cutoff_\1/b"),
-        (r"^crit\.out_projs\.(\d+)", r"adaptive_softmax/cutoff_\1/proj"),
-        (r"^crit\.cluster_weight", "adaptive_softmax/cutoff_0/cluster_W"),
-        (r"^crit\.cluster_bias", "adaptive_softmax/cutoff_0/cluster_b"),
-        (r"^layers\.(\d+)\.", r"layer_\1/"),
-        (r"dec_attn\.", "rel_attn/"),
-        (r"pos_ff\.", "ff/"),
-        (r"(\w+)_net\.weight", r"\1/kernel"),
-        (r"CoreNet\.0\.", "layer_1/"),
-        (r"CoreNet\.3\.", "layer_2/"),
-        (r"layer_norm\.weight", "LayerNorm/gamma"),
-        (r"layer_norm\.bias", "LayerNorm/beta"),
-        (r"(layer_[12])/weight", r"\1/kernel"),
-        (r"^", "transformer/"),
-    ],
-}
-# names without bands, or with bands as wide as the model
-_ONE_TABLE = (r"adaptive_embed/cutoff_0/", "adaptive_embed/")
-_ONE_BIAS = (r"adaptive_softmax/cutoff_0/b$", "adaptive_softmax/bias")
-_ADAPTIVE_SPAN_UNBANDED = (r"^(in|out)_emb\.(emb|out)_layers\.0\.", r"\1_emb.")
+_NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
+_RENAMING = _NAMES["renaming"]
+_LAYERS = "decoder.network.layers"
 # the original adaptive span adds this to the sum of masked attention weights
 _EPSILON = 1e-8
 Converted = tuple[str, dict[str, Any], dict[str, Tensor]]
@@ -98,8 +71,8 @@ def _convert_transformer_xl(
     tied_projections = [True] * (len(cutoffs) + 1)
     if source == TENSORFLOW:
         options |= {"layer_norm_epsilon": 1e-12, "same_length_excludes_self": True}
-        renaming += [_ONE_TABLE] if factor == 1 else []
-        renaming += [] if cutoffs else [_ONE_BIAS]
+        renaming += _RENAMING["one table"] if factor == 1 else []
+        renaming += [] if cutoffs else _RENAMING["one bias"]
         if cutoffs:
             shared = config.take("proj_share_all_but_first", bool, False)
             tied_projections = [False, *([shared] * len(cutoffs))]
@@ -131,23 +104,13 @@ def _convert_transformer_xl(
             again = names if source == HUGGING_FACE else []
             vectors = [tensors.take_tied(theirs, again, heads, d // heads)]
         for number, vector in enumerate(vectors):
-            weights[f"decoder.network.layers.{number}.self_attn.biases.{ours}"] = vector
+            weights[f"{_LAYERS}.{number}.self_attn.biases.{ours}"] = vector
     for number in range(layers):
-        ours, theirs = f"decoder.network.layers.{number}", f"layers.{number}"
-        attended, attention = f"{ours}.self_attn", f"{theirs}.dec_attn"
         # (3·d, d) -> (d, d) three times
-        parts = tensors.take(f"{attention}.qkv_net.weight", 3 * d, d).chunk(3)
+        parts = tensors.take(f"layers.{number}.dec_attn.qkv_net.weight", 3 * d, d).chunk(3)
         for name, part in zip("qkv", parts, strict=True):
-            weights[f"{attended}.{name}_proj.weight"] = part
-        for name, net in {"out_proj": "o_net", "position_projection.proj": "r_net"}.items():
-            weights[f"{attended}.{name}.weight"] = tensors.take(f"{attention}.{net}.weight", d, d)
-        for name, part, *shape in (
-            ("self_attn_layer_norm", "dec_attn.layer_norm", d),
-            ("feed_forward.fc1", "pos_ff.CoreNet.0", inner, d),
-            ("feed_forward.fc2", "pos_ff.CoreNet.3", d, inner),
-            ("final_layer_norm", "pos_ff.layer_norm", d),
-        ):
-            weights |= tensors.take_affine(f"{ours}.{name}", f"{theirs}.{part}", *shape)
+            weights[f"{_LAYERS}.{number}.self_attn.{name}_proj.weight"] = part
+    weights |= _take_layers(tensors, TRANSFORMER_XL, layers, d=d, f=inner)
     # the sinusoids follow from the width
     tensors.skip("pos_emb.inv_freq")
     tensors.check_all_used()
@@ -188,33 +151,25 @@ def _convert_adaptive_span(
         factor = config.take("adapt_io_divval", int, 4)
         tied = config.take("adapt_io_tied", bool, False)
 
-    renaming = _RENAMING[ADAPTIVE_SPAN] + ([] if cutoffs else [_ADAPTIVE_SPAN_UNBANDED])
+    renaming = _RENAMING[ADAPTIVE_SPAN] + ([] if cutoffs else _RENAMING["one band"])
     tensors = ForeignTensors(checkpoint, renaming)
     bands = Bands(tied, cutoffs, factor, [tied] * (len(cutoffs) + 1))
     more_options, weights = convert_embeddings(tensors, vocabulary, ADAPTIVE_SPAN, d, bands)
     # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
     positions = tensors.take("key_pe", 1, d // heads, span)
     weights["decoder.network.positions.weight"] = positions[0].T.flip(0)
+    weights |= _take_layers(tensors, ADAPTIVE_SPAN, layers, d=d)
+    if not vectors:
+        weights |= _take_layers(tensors, "adaptive-span feed-forward", layers, d=d, f=inner)
     for number in range(layers):
-        ours, theirs = f"decoder.network.layers.{number}", f"layers.{number}"
-        attended, attention = f"{ours}.self_attn", f"{theirs}.attn.attn"
+        attended, attention = f"{_LAYERS}.{number}.self_attn", f"layers.{number}.attn.attn"
         persistent = f"{attention}.persistent_memory"
-        for name, part in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
-            projection = tensors.take(f"{theirs}.attn.proj_{part}.weight", d, d)
-            weights[f"{attended}.{name}_proj.weight"] = projection
-        affine = [("self_attn_layer_norm", "norm1", d)]
         if vectors:
             # (H, d_h, N) -> (H, N, d_h)
             keys = tensors.take(f"{persistent}.key", heads, d // heads, vectors).transpose(1, 2)
             weights[f"{attended}.persistent.keys"] = keys
             values = tensors.take(f"{persistent}.val", heads, vectors, d // heads)
             weights[f"{attended}.persistent.values"] = values
-        else:
-            affine.append(("feed_forward.fc1", "ff.fc1", inner, d))
-            affine.append(("feed_forward.fc2", "ff.fc2", d, inner))
-            affine.append(("final_layer_norm", "norm2", d))
-        for name, part, *shape in affine:
-            weights |= tensors.take_affine(f"{ours}.{name}", f"{theirs}.{part}", *shape)
         if adaptive:
             # (H, 1, 1) -> (H,); the persistent vectors' module holds a copy of the spans
             mask, again = (f"{owner}.adaptive_span._mask" for owner in (attention, persistent))
@@ -224,3 +179,19 @@ def _convert_adaptive_span(
             tensors.skip(f"{again}.mask_template")
     tensors.check_all_used()
     return "all_attention_lm", {**options, **more_options}, weights
+
+
+def _take_layers(
+    tensors: ForeignTensors, names: str, layers: int, **sizes: int
+) -> dict[str, Tensor]:
+    """Return the tensors of all layers that a table of names lists, by our names."""
+    weights = {}
+    for number in range(layers):
+        for name, (theirs, *shape) in _NAMES["layers"][names].items():
+            ours, theirs = f"{_LAYERS}.{number}.{name}", f"layers.{number}.{theirs}"
+            shape = [sizes[letter] for letter in shape]
+            if name.endswith(".weight"):
+                weights[ours] = tensors.take(theirs, *shape)
+            else:
+                weights |= tensors.take_affine(ours, theirs, *shape)
+    return weights

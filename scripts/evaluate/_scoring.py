@@ -1,7 +1,8 @@
-"""Choose the device, and load tokens and language models, for the commands that score a text."""
+"""Load tokens and language models, and compute losses for each context, (N,) for N tokens."""
 
 import argparse
 import logging
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,32 @@ def score(model: LanguageModel, arguments: argparse.Namespace, **options: Any) -
         return model.score_split(arguments.split, batch_size=arguments.batch_size, **options)
     finally:
         splits.logger.setLevel(logging.NOTSET)
+
+
+def context_losses(
+    model: LanguageModel, context: int, arguments: argparse.Namespace, **options: Any
+) -> np.ndarray:
+    """Return the losses of a split in nats, (N,), in windows that predict --stride tokens.
+
+    With a stride above 1, the size of a batch decides where windows begin.
+    """
+    # a window's first token has one token before it even without extended context
+    windows = {"tokens_per_sample": arguments.stride, "extended_context": context - 1}
+    return score(model, arguments, **windows, **options)
+
+
+def longest_context(model: LanguageModel, stride: int) -> float:
+    """Return how many tokens of context absolute positions allow; infinite for other positions."""
+    if not model.has_past:
+        positions = model.model.max_positions()
+    elif model.model.decoder.network.absolute_positions is not None:
+        # those of training
+        positions = model.segment + model.context
+    else:
+        return math.inf
+    if positions < stride:
+        raise ValueError(
+            f"--stride is {stride}, and a model was trained on segments of {positions} tokens: "
+            "give a stride of at most that"
+        )
+    return positions - stride + 1

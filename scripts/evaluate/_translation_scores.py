@@ -4,7 +4,6 @@ All scores are from 0 to 100; higher is better:
 detokenized   sacreBLEU of the texts, comparable between papers; its signature lists the settings
 tokenized     BLEU as in papers of 2017: of Moses tokens, without smoothing, as multi-bleu.perl
               computes it; for German with compounds split at their hyphens
-gleu          GLEU (Wu et al. 2016, arXiv:1609.08144, section 5.2) of the same tokens
 exact         share of the translations with exactly the words of their reference
 
 Punctuation is normalized before tokenization, as in `scripts.prepare translation`.
@@ -15,12 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu.metrics import BLEU
-from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
 from scripts.prepare._symbols import moses_tokenizer
 
-# Longest n-gram that counts.
-ORDER = 4
 _HYPHEN_IN_WORD = re.compile(r"(\S)-(\S)")
 # languages whose compounds are split at hyphens
 _COMPOUNDS = ("de",)
@@ -32,22 +28,6 @@ def tokens_to_score(lines: list[str], language: str) -> list[str]:
     if language not in _COMPOUNDS:
         return tokens
     return [_HYPHEN_IN_WORD.sub(r"\1 ##AT##-##AT## \2", line) for line in tokens]
-
-
-def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the GLEU of lines of tokens, from 0 to 100.
-
-    For one sentence it is the smaller of precision and recall over n-grams of 1 to 4 tokens. For
-    several, matches and the denominators of the smaller are summed first, as in nltk's corpus_gleu.
-    """
-    matches = sequences = 0
-    for translation, reference in zip(translations, references, strict=True):
-        (ours, _), (wanted, _) = (
-            extract_all_word_ngrams(line, 1, ORDER) for line in (translation, reference)
-        )
-        matches += (ours & wanted).total()
-        sequences += max(ours.total(), wanted.total())
-    return 100 * matches / sequences if sequences else 0.0
 
 
 def _bleu(
@@ -67,6 +47,5 @@ def score(translations: list[str], references: list[str], language: str) -> dict
     return {
         "detokenized": _bleu(translations, references),
         "tokenized": {**tokenized, "compounds_split": language in _COMPOUNDS},
-        "gleu": gleu(tokens, wanted),
         "exact": 100 * sum(same) / len(same),
     }

@@ -60,15 +60,14 @@ def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """
     clamps: list[int | None] = [None]
     if arguments.clamp_len is not None:
-        clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
+        clamps = [*parse_numbers("--clamp-len", arguments.clamp_len, 1)]
     if arguments.mem_len is not None:
-        recurrences = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
+        recurrences = parse_numbers("--mem-len", arguments.mem_len, 1)
         lengths = [{"mem_len": length, "extended_context": 0} for length in recurrences]
     elif arguments.sliding_window:
         raise ValueError("--sliding-window needs a recurrence: drop it, or give --mem-len")
     else:
-        contexts = arguments.extended_context
-        contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
+        contexts = parse_numbers("--extended-context", arguments.extended_context, 0)
         lengths = [{"mem_len": 0, "extended_context": context} for context in contexts]
     return [{**length, "clamp_len": clamp} for clamp in clamps for length in lengths]
 

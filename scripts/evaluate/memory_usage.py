@@ -15,10 +15,13 @@ Writes memory_usage.json and prints tables.
 """
 
 import argparse
+import math
 import sys
+import warnings
 from typing import Any
 
 from scripts._shared.command_line import (
+    NamedFile,
     add_text_options,
     check_at_least,
     command_parser,
@@ -29,6 +32,83 @@ from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table
+
+
+def measure(checkpoint: NamedFile, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return a model's loss and the statistics of its memories over a split.
+
+    The memories are called ``memory6`` for layer 6 of a language model, ``encoder_memory3`` or
+    ``decoder_memory3`` if there is an encoder.
+    """
+    import numpy as np
+
+    from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+    from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+    from fairseq_plugins.python_interface.loading import load
+    from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+    from scripts._shared.layer_reads import Layer, Reads, layers, record
+    from scripts.evaluate._scoring import choose_device
+
+    # load refuses the option for a translation model
+    sizes = {"tokens_per_sample": arguments.tokens_per_sample}
+    loaded = load(checkpoint.path, arguments.data, **sizes).to(choose_device(arguments.cpu))
+
+    def name(layer: Layer) -> str:
+        part = f"{layer.part}_" if hasattr(loaded.model, "encoder") else ""
+        return f"{part}memory{layer.number}"
+
+    memories = {
+        name(layer): MemoryUsage(len(layer.module.values.weight), layer.module.heads)
+        for layer in layers(loaded.model, ProductKeyMemory)
+    }
+    if not memories:
+        raise ValueError(
+            f"--checkpoint {short(checkpoint.path)} holds a model without product-key memories: "
+            "name one that was trained with --memory-layers, --encoder-memory-layers or "
+            "--decoder-memory-layers"
+        )
+    pad = loaded.task.source_dictionary.pad()
+    # tokens are (B, T) in segment language models, (T, B) in fairseq's models
+    by_row = isinstance(loaded.task, SegmentLanguageModelingTask)
+    counted: Any = None
+
+    def count_scored(batch: dict[str, Any], scored: Any) -> None:
+        nonlocal counted
+        net_input = batch["net_input"]
+        text = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
+        counted = scored[text] if by_row else scored.t()[text.t()]
+
+    def see(layer: Layer, reads: Reads) -> None:
+        # an encoder reads the source, which is not scored
+        tokens = slice(None) if layer.part == "encoder" else counted
+        memories[name(layer)].record(reads.slots[tokens], reads.slot_weights[tokens])
+
+    # torch warns about fairseq's own attention in every batch with padding
+    warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")
+    options = {"batch_size": arguments.batch_size} if arguments.batch_size else {}
+    options |= {"before_batch": count_scored, "description": f"scoring {checkpoint.label}"}
+    with record(loaded.model, see, ProductKeyMemory):
+        losses = loaded.score_split(arguments.split, **options)
+    loss = float(losses.mean(dtype=np.float64))
+    return {
+        "model": checkpoint.label,
+        "checkpoint": short(checkpoint.path),
+        "tokens": len(losses),
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "memories": {
+            # shares as fractions of 1, the divergence in nats
+            label: {
+                "slots": len(memory.total()),
+                "heads": len(memory.reads),
+                "tokens": memory.tokens,
+                "usage": usage(memory.total()),
+                "kl": kl_from_uniform(memory.total()),
+                "usage_of_heads": [usage(head) for head in memory.reads],
+            }
+            for label, memory in memories.items()
+        },
+    }
 
 
 def format_tables(models: list[dict[str, Any]]) -> str:
@@ -50,7 +130,6 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     """Measure each model."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     check_at_least(1, batch_size=arguments.batch_size)
-    from scripts.evaluate._memory_reads import measure
     from scripts.evaluate._scoring import choose_device
 
     hardware = hardware_line(choose_device(arguments.cpu))

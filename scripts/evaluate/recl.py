@@ -35,7 +35,9 @@ Writes recl.json and recl.png, and prints a table.
 
 import argparse
 import functools
+import math
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scripts._shared.command_line import (
@@ -52,6 +54,56 @@ from scripts._shared.results import markdown_table, prepare_results, save_result
 # Shares r of the positions, as in table 8.
 RATIOS = (0.1, 0.5, 1.0)
 _SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
+
+
+def relative_gain(short: Sequence[Any], long: Any, ratio: float) -> float:
+    """Return ``g_i(c, c')`` from l_i(c, ·) of each model of the group and l_i(c', ·), each (N,)."""
+    import numpy as np
+
+    baseline = np.min(np.stack(short), axis=0)
+    number = math.ceil(ratio * len(baseline))
+    hardest = np.sort(np.argsort(-baseline, kind="stable")[:number])
+    # f_i(c, c) and f_i(c, c')
+    base, reached = (
+        float(np.minimum(baseline, other)[hardest].mean(dtype=np.float64))
+        for other in (baseline, long)
+    )
+    # computed from the difference of losses, because perplexities of large losses would overflow
+    return -math.expm1(reached - base)
+
+
+def effective_context(
+    losses: Callable[[int, int], Any],
+    limits: Sequence[float],
+    model: int,
+    contexts: range,
+    ratio: float,
+    threshold: float,
+) -> dict[str, Any]:
+    """Return the RECL of a model in a group: "tokens", their "bound" and the "gains" of all steps.
+
+    Args:
+        losses: function that returns l_i(c, ·), (N,), for model i and context c.
+        limits: the most tokens that each model of the group can read.
+        model: i.
+        contexts: c, from the shortest to the longest.
+        ratio: r.
+        threshold: the smallest gain, as a share of the perplexity, for which to go on.
+    """
+    gains: list[dict[str, Any]] = []
+    tokens, bound = contexts[0], "at least"
+    for long in contexts[1:]:
+        group = [losses(other, tokens) for other in range(len(limits))]
+        gain = relative_gain(group, losses(model, long), ratio)
+        gains.append({"short": tokens, "long": long, "gain": gain})
+        if gain < threshold:
+            bound = "exact" if len(gains) > 1 else "at most"
+            break
+        tokens = long
+    if tokens > limits[model]:
+        # the model reads nothing beyond its limit, so a longer context cannot help
+        tokens, bound = int(limits[model]), "at most" if bound == "at most" else "exact"
+    return {"tokens": tokens, "bound": bound, "gains": gains}
 
 
 def format_tokens(recl: dict[str, Any]) -> str:
@@ -82,8 +134,13 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--threshold is {arguments.threshold}: give a share such as 0.01")
     check_at_least(2 * step, max_context=longest)
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
-    from scripts.evaluate import _effective_context as effective
-    from scripts.evaluate._scoring import choose_device, load_model, load_tokens
+    from scripts.evaluate._scoring import (
+        choose_device,
+        context_losses,
+        load_model,
+        load_tokens,
+        longest_context,
+    )
 
     positions = len(load_tokens(arguments.data, arguments.split)[: arguments.max_tokens])
     counted = positions - longest
@@ -93,7 +150,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
             "that many before it: score more tokens, or give a smaller one"
         )
     loaded = [load_model(checkpoint, arguments) for checkpoint in checkpoints]
-    limits = [effective.longest_context(model, stride) for model in loaded]
+    limits = [longest_context(model, stride) for model in loaded]
     prepare_results(arguments.output)
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
     print(
@@ -107,7 +164,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     def measure(number: int, context: int) -> Any:
         description = f"{checkpoints[number].label}, context {context}"
         options = {"max_tokens": positions, "description": description}
-        losses = effective.context_losses(loaded[number], context, arguments, **options)
+        losses = context_losses(loaded[number], context, arguments, **options)
         # all contexts count the same positions, which have the longest context before them
         return losses[longest:]
 
@@ -118,9 +175,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     models: dict[str, dict[str, Any]] = {}
     for number, checkpoint in enumerate(checkpoints):
         recl = {
-            str(ratio): effective.effective_context(
-                losses, limits, number, contexts, ratio, threshold
-            )
+            str(ratio): effective_context(losses, limits, number, contexts, ratio, threshold)
             for ratio in RATIOS
         }
         models[checkpoint.label] = {"checkpoint": short(checkpoint.path), "recl": recl}

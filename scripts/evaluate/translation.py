@@ -5,9 +5,9 @@ r"""Translate a part of a text with a trained model and compute several scores f
 
 Works for any translation model of fairseq or this plugin. fairseq-generate translates every
 sentence, subword units are joined to words, and Moses detokenizes them. The text is compared with
-the reference, a raw text with the same number of lines; a tokenized one is detokenized first. The
-scores are sacreBLEU, the BLEU of Moses tokens as in papers of 2017, GLEU, and the share of
-translations that match exactly; scripts/evaluate/_translation_scores.py says how each is computed.
+the reference, a raw text with the same number of lines. The scores are sacreBLEU, the BLEU of Moses
+tokens as in papers of 2017, and the share of translations that match exactly;
+scripts/evaluate/_translation_scores.py says how each is computed.
 
 Options after -- go to fairseq-generate; their paths are relative to the root of the repository.
 
@@ -134,19 +134,12 @@ def detokenize(lines: list[str], language: str) -> list[str]:
     return [detokenizer.detokenize(line.split()) for line in lines]
 
 
-def are_tokenized(lines: list[str]) -> bool:
-    """Return whether most of the lines that end with a full stop have a blank before it."""
-    ends = [line[-2:-1].isspace() for line in lines if line.endswith(".")]
-    return 2 * sum(ends) > len(ends)
-
-
 def format_scores(scores: dict[str, Any]) -> str:
     """Return the scores as a Markdown table, and the signature of sacreBLEU."""
     compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
     figures = {
         "sacreBLEU": scores["detokenized"]["score"],
         f"BLEU of Moses tokens{compounds}": scores["tokenized"]["score"],
-        "GLEU of these tokens": scores["gleu"],
         "exact matches, %": scores["exact"],
     }
     rows = [[name, f"{value:.2f}"] for name, value in figures.items()]
@@ -169,9 +162,6 @@ def evaluate(options: argparse.Namespace, extra: list[str]) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     sources, tokens = translate(words, options.split, len(references))
     translations = detokenize(tokens, target)
-    if are_tokenized(references):
-        print(f"{short(reference)} is tokenized: it is detokenized, as the translations are\n")
-        references = detokenize(references, target)
     scores = {
         "command": shlex.join(words),
         "reference": short(reference),

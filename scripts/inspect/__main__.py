@@ -6,8 +6,9 @@ r"""Look inside a model: one page for the browser, in one file that needs nothin
 
 The page shows a text token by token, coloured by its loss, and what each token read: earlier tokens
 by layer and head, persistent vectors, slots of memories, a source sentence; also spans, branch
-weights and learning curves. Without --text or --source it takes the beginning of --split from
---data, by default the data of the training. --picture draws one figure of the page, by Chromium.
+weights and learning curves. Without --text or --source it takes --split from --data, by default the
+data of the training. It shows --tokens tokens from --start on, and reads those before, too.
+--picture draws one figure of the page, by Chromium.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from scripts._shared.commands import short
 from scripts._shared.files import atomic_write, write_text
 
 # sections of page.html.j2
-FIGURES = ("text", "distances", "alignment", "spans", "persistent", "memory", "branches", "curves")
+FIGURES = ("text", "distances", "alignment", "encoder", "spans", "persistent", "memory", "branches")
+FIGURES = (*FIGURES, "curves")
 FOLDER = Path(__file__).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER_OPTIONS = """
@@ -57,7 +59,8 @@ def read_content(arguments: argparse.Namespace) -> dict[str, Any]:
         pair = arguments.source, arguments.target
         content = describe_model(
             arguments.checkpoint,
-            *(arguments.data, arguments.text, pair, arguments.split, arguments.tokens),
+            *(arguments.data, arguments.text, pair, arguments.split),
+            *(arguments.tokens, arguments.start),
         )
     elif arguments.data is not None:
         from fairseq_plugins.units import loss_unit, read_units
@@ -122,6 +125,7 @@ def draw_picture(page: Path, figure: str, picture: Path) -> None:
 def inspect(arguments: argparse.Namespace) -> None:
     """Write the page, and the picture that is asked for."""
     check_at_least(1, tokens=arguments.tokens)
+    check_at_least(0, start=arguments.start)
     if arguments.checkpoint is None and not arguments.log:
         raise ValueError("there is nothing to show: give a CHECKPOINT, or --log")
     content = read_content(arguments)
@@ -147,6 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--target", metavar="SENTENCE", help=text)
     add("--split", default="test", help="part of the data to show without a text (test)")
     add("--tokens", type=int, default=2000, help="tokens of the text to show (2000)")
+    text = "first token to show, at the start of its segment (0)"
+    add("--start", type=int, default=0, help=text)
     text = "logs of fairseq-train, with their labels"
     add("--log", nargs="+", action="extend", metavar="[LABEL=]PATH", help=text)
     add("--output", type=Path, default=Path("page.html"), help="the page (page.html)")

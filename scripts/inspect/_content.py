@@ -43,8 +43,9 @@ def describe_model(
     pair: tuple[str | None, str | None],
     split: str,
     most: int,
+    start: int = 0,
 ) -> dict[str, Any]:
-    """Return the page's content for a checkpoint, and a text of at most ``most`` tokens."""
+    """Return the page's content for a checkpoint, and ``most`` tokens of a text from ``start``."""
     file = find_checkpoint(checkpoint)
     loaded = load(file, data)
     translates = isinstance(loaded, TranslationModel)
@@ -60,12 +61,20 @@ def describe_model(
     else:
         if pair != (None, None):
             raise ValueError("--source and --target with a language model: give --text")
-        tokens, origin = _choose_text(loaded, text, split, most)
-        modes = {"with": read_text(loaded, tokens, reads=reads)}
+        start -= start % loaded.segment
+        tokens, origin = _choose_text(loaded, text, split, start + most)
+        if start:
+            origin = f"{origin}, from token {start:,}"
+        if len(tokens) <= start:
+            raise ValueError(
+                f"--start is {start}, of {len(tokens):,} tokens: give a smaller number"
+            )
+        modes = {"with": read_text(loaded, tokens, reads=reads, start=start)}
         if loaded.has_past and loaded.model.decoder.network.mem_len > 0:
-            modes["without"] = read_text(loaded, tokens, with_past=False)
+            modes["without"] = read_text(loaded, tokens, with_past=False, start=start)
+        tokens = tokens[start:]
         coder, unit = loaded.text, loaded.unit
-        content["segment"] = loaded.segment
+        content |= {"segment": loaded.segment, "start": start}
     losses = {
         mode: _figure(in_unit(figures.pop("nats"), unit), unit) for mode, figures in modes.items()
     }
@@ -85,7 +94,7 @@ def describe_model(
         "unit": unit,
         "losses": losses,
         **_pack_text(coder, tokens, modes),
-        "reads": (packed := reads.packed(len(tokens))),
+        "reads": (packed := reads.packed(len(tokens) + len(content.get("source", ())))),
         "charts": {name: memory.pop("chart") for name, memory in packed["memories"].items()},
         "spans": learned_spans(loaded.model),
         "branches": branch_weights(loaded.model),

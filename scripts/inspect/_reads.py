@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import zlib
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from scripts.inspect._layers import Reads, record
+from scripts._shared.layer_reads import Layer, Reads, layers, record
 
 # how much of the page a token's weights take, in all layers and heads
 BYTES_PER_TOKEN = 1100
@@ -29,7 +29,6 @@ LIKELIEST = 5
 _PIECE = 64  # tokens whose log-probabilities (V,) are computed at once
 _ATTEMPTS = 4  # to fit the weights into the page: their size is known once they are compressed
 _CURVE = 100  # points of a memory's curve
-_LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.(.*)")
 
 
 def pack(array: Any) -> dict[str, str]:
@@ -83,7 +82,7 @@ class TextReads:
     """What the layers of a model read of a text; an observer for :func:`.record`.
 
     ``queries`` is how many of a call's tokens count, the last ones; None for all. Of a model that
-    ``translates``, attention to the source counts.
+    ``translates``, attention to the source counts, by the decoder and within the encoder.
     """
 
     def __init__(self, translates: bool = False) -> None:
@@ -94,12 +93,11 @@ class TextReads:
         self.shares: dict[str, list[Tensor]] = {}
         self.memories: dict[str, MemoryUsage] = {}
 
-    def __call__(self, name: str, module: nn.Module, reads: Reads) -> None:
+    def __call__(self, layer: Layer, reads: Reads) -> None:
         """Add what a layer read in one call, of one text."""
-        part, number, path = _LAYER.search(name).groups()
-        label = f"{int(number) + 1}"
+        label = str(layer.number)
         if reads.slots is not None:
-            self._add_slots(part, label, module, reads)
+            self._add_slots(layer, reads)
         if reads.vectors is not None:
             # (H, 1, T, N) -> (T, H, N)
             vectors = reads.vectors[:, 0, -(self.queries or 0) :].transpose(0, 1)
@@ -107,11 +105,13 @@ class TextReads:
                 torch.arange(vectors.size(2)), vectors
             )
             self.shares.setdefault(label, []).append(vectors.sum(2))
-        if reads.keys is None or self.translates != ("encoder_attn" in path):
+        of_source = layer.part == "encoder" or "encoder_attn" in layer.path
+        if reads.keys is None or self.translates != of_source:
             return
         keys = reads.keys[:, 0, -(self.queries or 0) :].transpose(0, 1)  # (T, H, S)
         if self.translates:
-            self._table("source", label, keys.size(1)).add(torch.arange(keys.size(2)), keys)
+            kind = "encoder" if layer.part == "encoder" else "source"
+            self._table(kind, label, keys.size(1)).add(torch.arange(keys.size(2)), keys)
             return
         rows, columns = keys.size(0), keys.size(2)
         distance = torch.arange(columns - rows, columns)[:, None] - torch.arange(columns)
@@ -132,14 +132,14 @@ class TextReads:
         padded = [nn.functional.pad(x, (0, longest - x.size(1))) for x in (earlier, sums)]
         self.sums[layer] = padded[0] + padded[1]
 
-    def _add_slots(self, part: str, layer: str, module: Any, reads: Reads) -> None:
+    def _add_slots(self, layer: Layer, reads: Reads) -> None:
         """Add the slots that each token's heads read, and sum the reads of each slot, (H, K)."""
         slots, weights = (x[-(self.queries or 0) :] for x in (reads.slots, reads.slot_weights))
-        if part == "decoder":
-            self._table("slots", layer, slots.size(1)).add(slots, weights)
-        name = f"memory in {part} layer {layer}"
+        if layer.part == "decoder":
+            self._table("slots", str(layer.number), slots.size(1)).add(slots, weights)
+        name = f"memory in {layer.part} layer {layer.number}"
         if name not in self.memories:
-            self.memories[name] = MemoryUsage(len(module.values.weight), slots.size(1))
+            self.memories[name] = MemoryUsage(len(layer.module.values.weight), slots.size(1))
         self.memories[name].record(slots, weights)
 
     def _pack_tables(self, room: int) -> dict[str, dict[str, Any]]:
@@ -225,35 +225,45 @@ def _describe(reads: Tensor) -> dict[str, Any]:
 
 
 def read_text(
-    loaded: Any, tokens: Tensor, with_past: bool = True, reads: TextReads | None = None
+    loaded: Any,
+    tokens: Tensor,
+    with_past: bool = True,
+    reads: TextReads | None = None,
+    start: int = 0,
 ) -> dict[str, Any]:
     """Return how a language model predicts each token (N,) of a text, which ``</s>`` precedes.
 
-    Without the past, each segment is a text of its own. ``reads`` notes what the layers read.
+    Without the past, each segment is a text of its own. ``reads`` notes what the layers read. The
+    tokens before ``start``, a multiple of the segment, are read and left out of the figures.
     """
     source = torch.cat([tokens.new_tensor([loaded.text.dictionary.eos()]), tokens[:-1]])
     model, past, features = loaded.model, None, []
-    with record(model, reads) if reads is not None else torch.no_grad():
-        for start in range(0, len(tokens), loaded.segment):
-            first = max(0, start - loaded.context) if with_past else start
-            segment = source[None, first : start + loaded.segment]
-            length = segment.size(1) - (start - first)
-            if reads is not None:
-                reads.queries = length
-            if loaded.has_past:
-                read, past = model.decoder.extract_features(
-                    segment, past=past if with_past else None
-                )
-            else:
-                read, _ = model(segment, features_only=True)
-            features.append(read[0, -length:])
-    return predictions(model, torch.cat(features), tokens)
+    with torch.no_grad():
+        for begin in range(
+            0 if with_past and loaded.has_past else start, len(tokens), loaded.segment
+        ):
+            first = max(0, begin - loaded.context) if with_past else begin
+            segment = source[None, first : begin + loaded.segment]
+            length = segment.size(1) - (begin - first)
+            shown = reads if begin >= start else None
+            if shown is not None:
+                shown.queries = length
+            with record(model, shown) if shown is not None else nullcontext():
+                if loaded.has_past:
+                    read, past = model.decoder.extract_features(
+                        segment, past=past if with_past else None
+                    )
+                else:
+                    read, _ = model(segment, features_only=True)
+            if begin >= start:
+                features.append(read[0, -length:])
+    return predictions(model, torch.cat(features), tokens[start:])
 
 
 def read_pair(loaded: Any, source: Tensor, target: Tensor, reads: TextReads) -> dict[str, Any]:
     """Return how a translation model predicts each token (N,) of ``target``, ``</s>`` included."""
     shifted = torch.cat([target[-1:], target[:-1]])
-    with record(loaded.model, reads):
+    with torch.no_grad(), record(loaded.model, reads):
         features, _ = loaded.model(
             source[None], torch.tensor([len(source)]), shifted[None], features_only=True
         )
@@ -291,24 +301,21 @@ def learned_spans(model: nn.Module) -> list[dict[str, Any]]:
     """Return each layer's learned spans in tokens, without the ramp, z, and with it."""
     return [
         {
-            "layer": str(int(_LAYER.search(name)[2]) + 1),
-            "ramp": module.ramp,
-            "spans": (module.value * module.max_span).tolist(),
-            "seen": module.tokens().tolist(),
+            "layer": str(number),
+            "ramp": span.ramp,
+            "spans": (span.value * span.max_span).tolist(),
+            "seen": span.tokens().tolist(),
         }
-        for name, module in model.named_modules()
-        if isinstance(module, AdaptiveSpan)
+        for _, number, _, span in layers(model, AdaptiveSpan)
     ]
 
 
 def branch_weights(model: nn.Module) -> list[dict[str, Any]]:
     """Return κ and α of each layer's branches."""
     rows = []
-    for name, module in model.named_modules():
-        if isinstance(module, BranchWeights):
-            part, number, path = _LAYER.search(name).groups()
-            symbol = {"kappa": "κ", "alpha": "α"}[module.name.removesuffix("_logits")]
-            attention = " self-attention" if part == "decoder" and "self_attn" in path else ""
-            title = f"{symbol}, {part} {int(number) + 1}{attention}"
-            rows.append({"title": title, "weights": module.learned().tolist()})
+    for part, number, path, weights in layers(model, BranchWeights):
+        symbol = {"kappa": "κ", "alpha": "α"}[weights.name.removesuffix("_logits")]
+        attention = " self-attention" if part == "decoder" and "self_attn" in path else ""
+        title = f"{symbol}, {part} {number}{attention}"
+        rows.append({"title": title, "weights": weights.learned().tolist()})
     return rows

@@ -62,7 +62,8 @@ let tokens = [], source = []; // elements
 const attention = () => data.reads.tables.source ?? data.reads.tables.tokens ?? {};
 const written = (text) => (text === "\n" ? "↵" : text.trim() || "␣");
 const symbol = (text) => make("span", { class: "symbol" }, written(text));
-const textOf = (index) => (index < 0 ? "\n" : data.vocabulary[data.tokens[index]]);
+// before the text there is a line end, and before a window of it more text
+const textOf = (index) => (index < 0 ? (data.start ? "…" : "\n") : data.vocabulary[data.tokens[index]]);
 const before = (index) => range(index).slice(-6).map((i) => textOf(i).replace("\n", " ↵ ")).join("");
 const bits = (index, mode) => -data.modes[mode].log_probs[index] / Math.LN2;
 const probability = (index, mode) => Math.exp(data.modes[mode].log_probs[index]);
@@ -345,18 +346,32 @@ function showDistances() {
   };
 }
 
+// attention in one layer and head: a row for each token that reads, a column for each source token
+function showMatrix(place, table, head, texts) {
+  const rows = texts.map((text, token) => {
+    const cells = data.source.map((other) => make("td", { title: `${written(text)} → ${written(other)}` }));
+    rowOf(table, token, head).forEach(({ index, weight }) => {
+      paint(cells[index], weight, "reads");
+      cells[index].title += `: ${percent(weight)}`;
+    });
+    return make("tr", {}, make("th", {}, written(text)), ...cells);
+  });
+  const names = data.source.map((text) => make("th", {}, make("span", {}, written(text))));
+  place.replaceChildren(make("tr", {}, make("th"), ...names), ...rows);
+}
+
+function showEncoder() {
+  const heads = Object.entries(data.reads.tables.encoder).flatMap(([layer, table]) =>
+    range(table.heads).map((head) => ({ label: `layer ${layer}, head ${head + 1}`, table, head })));
+  const choose = $("encoder-head");
+  choose.append(...heads.map(({ label }, value) => make("option", { value }, label)));
+  choose.onchange = () => showMatrix($("encoder-matrix"), heads[choose.value].table, heads[choose.value].head, data.source);
+  choose.onchange();
+}
+
 // the chosen head: its attention from each target token to each source token, or by distance
 function showHead() {
-  if (data.source) {
-    const rows = tokens.map((_, token) => {
-      const cells = data.source.map((text) => make("td", { title: `${written(textOf(token))} → ${written(text)}` }));
-      const entries = rowOf(attention()[state.layer], token, state.head);
-      entries.forEach(({ index, weight }) => { paint(cells[index], weight, "reads"); cells[index].title += `: ${percent(weight)}`; });
-      return make("tr", {}, make("th", {}, written(textOf(token))), ...cells);
-    });
-    const names = data.source.map((text) => make("th", {}, make("span", {}, written(text))));
-    return $("matrix").replaceChildren(make("tr", {}, make("th"), ...names), ...rows);
-  }
+  if (data.source) return showMatrix($("matrix"), attention()[state.layer], state.head, tokens.map((_, token) => textOf(token)));
   const { weight, longest } = data.reads.distances[state.layer] ?? {};
   if (!weight) return;
   const y = [...weight.subarray(state.head * longest, (state.head + 1) * longest)];
@@ -387,6 +402,7 @@ async function show() {
   await unpackAll(data);
   if ($("text")) showText();
   const draw = $("distances") ? showDistances() : () => {};
+  if ($("encoder")) showEncoder();
   showCharts("updates");
   $("curves")?.addEventListener("change", (event) => showCharts(event.target.value));
   setUpTheme(draw);

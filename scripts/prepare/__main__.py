@@ -197,7 +197,9 @@ def prepare(name: str, corpus: Corpus, options: argparse.Namespace) -> None:
             raw = folder / "raw"
             raw.mkdir()
             files = get(corpus, options, downloads, raw)
+            print(f"read {name}", flush=True)
             texts = read(corpus, files, options)
+            print(f"split texts: {len(texts):,}", flush=True)
             parts = split(corpus, texts, options, raw)
             description: dict[str, Any] = {}
             if options.unit == "plain" or corpus.get("keeps_text"):

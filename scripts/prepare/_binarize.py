@@ -225,6 +225,7 @@ def binarize_bytes(
 
     target, names = folder / "bin", corpus.get("symbols")
     target.mkdir()
+    print("binarize bytes", flush=True)
     texts = {part: np.fromfile(sides["txt"][0].path, np.uint8) for part, sides in parts.items()}
     counts = {part: np.bincount(text, minlength=256) for part, text in texts.items()}
     used = np.flatnonzero(sum(counts.values())).tolist()

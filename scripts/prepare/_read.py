@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from scripts._shared.commands import short
-from scripts.prepare import _english, _facts, _number_names, _python_source
+from scripts.prepare import _english, _generated, _python_source
 from scripts.prepare._corpora import SPLITS, Corpus
 from scripts.prepare._get import File
 from scripts.prepare._lines import progress, read_lines
@@ -166,7 +166,7 @@ def python_source(files: list[File], options: argparse.Namespace) -> list[Text]:
 
 def facts(files: list[File], options: argparse.Namespace) -> list[Text]:
     """Return the facts, as two parts."""
-    lines = _facts.draw_facts(options.facts, options.seed)
+    lines = _generated.draw_facts(options.facts, options.seed)
     return [Text("facts", lambda: lines, part) for part in ("train", "valid")]
 
 
@@ -175,9 +175,9 @@ def number_names(files: list[File], options: argparse.Namespace) -> list[Text]:
     texts = []
     for part in SPLITS:
         count = getattr(options, part)
-        drawn = _number_names.sentences(part, count, options.seed)
+        drawn = _generated.sentences(part, count, options.seed)
         pairs = list(progress(drawn, total=count, desc=part, unit=" pairs"))
-        for language, lines in zip(_number_names.LANGUAGES, zip(*pairs, strict=True), strict=True):
+        for language, lines in zip(_generated.LANGUAGES, zip(*pairs, strict=True), strict=True):
             texts.append(Text("number names", partial(iter, lines), part, language))
     return texts
 

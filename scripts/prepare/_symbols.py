@@ -127,6 +127,7 @@ def write_tokens(
 ) -> dict[str, dict[str, Any]]:
     """Write the words or characters of each text; return their sizes by part and language."""
     folder.mkdir()
+    print(f"write {'characters' if options.unit == 'characters' else 'words'}", flush=True)
     split_words = Words(punctuation=options.split_punctuation).words
 
     def words(line: str, location: str) -> str:
@@ -274,7 +275,9 @@ def write_subwords(tokens: Path, parts: Parts, options: argparse.Namespace, fold
     if options.bpe_codes:
         shutil.copyfile(options.bpe_codes, codes)
     else:
+        print(f"learn {options.bpe_size:,} merges", flush=True)
         learn_codes([tokens / f"train.{code}" for code in parts["train"]], options.bpe_size, codes)
+    print("write subword units", flush=True)
     for name in [f"{part}.{code}" for part, sides in parts.items() for code in sides]:
         lines = _refuse_joiners(tokens / name)
         write_lines(lines, folder / name, options.workers, subword_units, codes)
@@ -338,7 +341,9 @@ def write_pieces(
     folder.mkdir()
     model, rules = folder / MODEL, dict(corpus.get("pieces", {}))
     lines = sample(parts["train"]["txt"], rules.pop("from_whole_texts", False))
+    print(f"learn {options.pieces:,} pieces", flush=True)
     model.write_bytes(learn_pieces(lines, options.pieces, **rules))
+    print("write pieces", flush=True)
     sizes = {}
     for part, sides in parts.items():
         size: dict[str, int] = {}

@@ -58,10 +58,10 @@ def test_parse_named_files_takes_a_file_with_an_equals_sign_and_no_label_twice(t
 
 
 def test_parse_numbers_returns_them_sorted_within_their_bounds():
-    assert parse_numbers("--step", "30,4,30", int, 0, math.inf) == [4, 30]
-    for text, kind in (("3,,4", int), ("0,3", int), ("3,9", int), ("nan", float)):
-        with pytest.raises(ValueError, match=f"--step is '{text}': give numbers from 1 to 8"):
-            parse_numbers("--step", text, kind, 1, 8)
+    assert parse_numbers("--step", "30,4,30", 0) == [4, 30]
+    for text in ("3,,4", "0,3", "nan"):
+        with pytest.raises(ValueError, match=f"--step is '{text}': give numbers of at least 1"):
+            parse_numbers("--step", text, 1)
     with pytest.raises(ValueError, match="--batch-size is 0: it must be at least 1"):
         check_at_least(1, stride=1, max_tokens=None, batch_size=0)
 

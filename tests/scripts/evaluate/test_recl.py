@@ -9,13 +9,8 @@ import pytest
 
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
-from scripts.evaluate._effective_context import (
-    context_losses,
-    effective_context,
-    longest_context,
-    relative_gain,
-)
-from scripts.evaluate._scoring import load_model
+from scripts.evaluate._scoring import context_losses, load_model, longest_context
+from scripts.evaluate.recl import effective_context, relative_gain
 from tests.scripts.evaluate.saved_models import read_split, token_losses
 
 

@@ -100,22 +100,10 @@ def test_translations_are_written_as_text_in_order(root, run, capsys):
     assert {key: scores[key] for key in expected} == expected
     assert (scores["sentences"], scores["exact"]) == (3, pytest.approx(100 / 3))
     assert scores["detokenized"]["signature"] in printed
-    for number in (scores["detokenized"]["score"], scores["tokenized"]["score"], scores["gleu"]):
+    for number in (scores["detokenized"]["score"], scores["tokenized"]["score"]):
         assert f" {number:.2f} |" in printed
     # the recorded command can be run again: it lacks the temporary folder
     assert scores["command"].split() == command[: command.index("--results-path")]
-
-
-def test_a_tokenized_reference_is_compared_as_text(root, run, capsys):
-    write(root / "tokens.txt", ["Ja , sagte sie .", "zwei .", "Die dritte ist da !"])
-    lines = [
-        f"{kind}-{number}\t{score}{text}"
-        for number, text in enumerate(["Ja , sagte sie .", "drei .", "Die dritte ist da !"])
-        for kind, score in (("S", ""), ("H", "-0.5\t"))
-    ]
-    assert run("--reference", root / "tokens.txt", lines=lines)[0] == 0
-    assert "tokens.txt is tokenized" in capsys.readouterr().out
-    assert json.loads(contents(root)["scores.json"])["exact"] == pytest.approx(200 / 3)
 
 
 def test_fairseq_gets_the_options_but_translates_all(root, run):
@@ -176,19 +164,6 @@ def test_evaluation_that_stops_keeps_earlier_results(root, run, capsys):
     assert contents(root) == before
 
 
-def test_gleu_is_the_lesser_precision_or_recall():
-    gleu = translation_scores.gleu
-    # of 10 n-grams of 1 to 4 tokens, the other side has 6: a, b, c, a b, b c, a b c
-    assert gleu(["a b c d"], ["a b c"]) == gleu(["a b c"], ["a b c d"]) == pytest.approx(60)
-    # a token counts at most as often as the reference has it
-    assert gleu(["a a"], ["a b"]) == pytest.approx(100 / 3)
-    # of 14 n-grams of 1 to 4 tokens, 10 match
-    assert gleu(["a b c d e"], ["a b c d x"]) == pytest.approx(1000 / 14)
-    # counts are summed over sentences before the division
-    assert gleu(["a b c d", "x"], ["a b c", "y"]) == pytest.approx(100 * 6 / 11)
-    assert gleu([""], [""]) == 0
-
-
 def test_scores_for_right_and_for_empty_translations():
     lines = ["Der Hund, der 3 Eis-Becher frisst,  ist groß.", "„Ja“, sagte sie - leise."]
     # exact matches ignore only whitespace; tokens also ignore the kind of quotation marks
@@ -200,7 +175,7 @@ def test_scores_for_right_and_for_empty_translations():
         scores = translation_scores.score(translations, lines, "de")
         assert detokenized is None or scores["detokenized"]["score"] == pytest.approx(detokenized)
         assert scores["tokenized"]["score"] == pytest.approx(tokenized)
-        assert (scores["gleu"], scores["exact"]) == (tokenized, exact)
+        assert scores["exact"] == exact
 
 
 def test_bleu_of_texts_and_of_moses_tokens_equals_its_formula():

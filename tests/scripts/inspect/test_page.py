@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fairseq_plugins import load
+from scripts._shared.layer_reads import record
 from scripts.inspect import __main__ as inspect
-from scripts.inspect._layers import record
 from tests.scripts.evaluate.saved_models import read_split
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models, write_page
 
@@ -144,9 +144,9 @@ def test_a_click_shows_the_tokens_that_were_read(show, folder):
     loaded = load(folder / "recurrent.pt", folder / "text")
     weights = {}
 
-    def see(name, module, reads):
+    def see(layer, reads):
         # of token 20, which is the fifth of its segment
-        weights[name] = reads.keys[:, 0, 4].flip(-1)
+        weights[layer.number] = reads.keys[:, 0, 4].flip(-1)
 
     source = torch.tensor([2, *read_split(loaded)[:24].astype("int64")])[None]
     past = None
@@ -158,7 +158,7 @@ def test_a_click_shows_the_tokens_that_were_read(show, folder):
     label = all_of(page, "[role=radio][aria-checked=true]")[0].get_attribute("aria-label")
     layer, head = map(int, re.match(r"layer (\d+), head (\d+)", label).groups())
     # keys from the last of the segment, distance -3, to the first of the past
-    expected = weights[f"decoder.network.layers.{layer - 1}.self_attn"][head - 1][3:]
+    expected = weights[layer][head - 1][3:]
     best = expected.topk(8)
     notes = [note.text for note in all_of(page, "#read .note")]
     assert notes == [f"distance {distance}" for distance in best.indices.tolist()]
@@ -189,6 +189,26 @@ def test_a_target_token_shows_what_it_read_of_the_source(show):
     assert max(amounts) == 75
     assert len(all_of(page, "#matrix tr")) == len(tokens(page)) + 1
     assert len(all_of(page, "#matrix tr:last-child td")) == len(amounts)
+
+
+def test_a_source_token_shows_what_it_read_in_the_encoder(show, folder):
+    loaded = load(folder / "pairs.pt", folder / "pairs")
+    loaded.task.load_dataset("test")
+    source, weights = loaded.task.dataset("test")[0]["source"], {}
+
+    def see(layer, reads):
+        if reads.keys is not None:
+            weights[layer.number] = reads.keys[:, 0]
+
+    with torch.no_grad(), record(loaded.model, see):
+        loaded.model.encoder(source[None], torch.tensor([len(source)]))
+    page = show("pairs")
+    option = all_of(page, "#encoder-head option")[-1]
+    assert option.text == "layer 2, head 2"
+    option.click()
+    cells = all_of(page, "#encoder-matrix td")
+    for cell, weight in zip(cells, weights[2][1].flatten().tolist(), strict=True):
+        assert abs(float(cell.get_attribute("title").split()[-2]) - 100 * weight) < 0.8
 
 
 def test_one_figure_is_drawn_as_a_picture(folder, pages, tmp_path):

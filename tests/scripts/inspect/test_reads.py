@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_plugins import load
-from scripts.inspect._layers import Reads
+from scripts._shared.layer_reads import Layer, Reads
 from scripts.inspect._reads import TextReads, WeightTable, read_pair, read_text
 from tests.scripts.evaluate.saved_models import read_split
 from tests.scripts.inspect.pages import MODELS, TOKENS, write_models
@@ -50,6 +50,22 @@ def test_losses_without_recurrence_are_those_of_separate_texts(folder):
     np.testing.assert_allclose(alone[8:16], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["recurrent", "blocks"])
+def test_a_window_shows_what_the_whole_text_shows_there(folder, name):
+    loaded = load(folder / f"{name}.pt", folder / "text")
+    tokens, start = shown_tokens(loaded), 2 * loaded.segment
+    whole, window = TextReads(), TextReads()
+    expected = read_text(loaded, tokens, reads=whole)["log_probs"][start:]
+    figures = read_text(loaded, tokens, reads=window, start=start)
+    np.testing.assert_allclose(figures["log_probs"], expected, atol=1e-6)
+    assert window.tables.keys() == whole.tables.keys() != set()
+    for kind, table in window.tables.items():
+        weights = np.concatenate(table.weights)
+        shown = np.concatenate(whole.tables[kind].weights)[-len(weights) :]
+        np.testing.assert_allclose(weights, shown, atol=1e-6)
+        assert sum(map(len, table.counts)) == table.heads * len(expected)
+
+
 def test_losses_of_a_translation_are_those_of_its_score(folder):
     loaded = load(folder / "pairs.pt", folder / "pairs")
     source, target = torch.tensor([5, 6, 7, 2]), torch.tensor([8, 9, 2])
@@ -74,7 +90,7 @@ def test_the_mean_weight_by_distance_is_over_the_queries_that_reach_it():
     reads = TextReads()
     # tokens 2 and 3 of a text of three, of which the first is the past
     weights = torch.tensor([[0.25, 0.75, 0.0], [0.2, 0.3, 0.5]])
-    reads("decoder.layers.0.self_attn", None, Reads(torch.empty(0), weights[None, None]))
+    reads(Layer("decoder", 1, "self_attn", None), Reads(keys=weights[None, None]))
     distances = reads.packed(2)["distances"]["1"]
     mean = unpack(distances["weight"])
     np.testing.assert_allclose(mean, [(0.75 + 0.5) / 2, (0.25 + 0.3) / 2, 0.2], atol=1e-6)

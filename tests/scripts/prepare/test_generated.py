@@ -6,8 +6,7 @@ from itertools import chain, combinations, islice
 import pytest
 from num2words import num2words
 
-from scripts.prepare import _facts as facts
-from scripts.prepare import _number_names as number_names
+from scripts.prepare import _generated as generated
 from scripts.prepare._lines import read_lines
 from tests.scripts.prepare.prepared import SPLITS, contents, lines
 from tests.scripts.refusals import refused
@@ -16,25 +15,25 @@ PAIRS = dict(zip(SPLITS, (300, 20, 40), strict=True))
 
 
 def test_facts_has_one_for_each_subject_and_relation_in_training_and_validation(prepare, tmp_path):
-    drawn = facts.draw_facts(4096, 1)
+    drawn = generated.draw_facts(4096, 1)
     asked, objects = zip(*(line.rsplit(" ", 1) for line in drawn), strict=True)
     assert len(set(asked)) == 4096
     assert len({line.split()[0] for line in asked}) == 16
     # all objects are equally likely: each occurs 16 times on average
-    counts = [objects.count(f"o{number}") for number in range(facts.OBJECTS)]
+    counts = [objects.count(f"o{number}") for number in range(generated.OBJECTS)]
     assert sum(counts) == 4096
     assert all(2 <= count <= 40 for count in counts)
-    assert drawn != facts.draw_facts(4096, 2)
+    assert drawn != generated.draw_facts(4096, 2)
     assert refused(prepare("facts", "--facts", 48), "--facts is 48")
     assert prepare("facts", "--facts", 64)[0] == 0
-    expected = [f"{fact} </s>" for fact in facts.draw_facts(64, 1)]
+    expected = [f"{fact} </s>" for fact in generated.draw_facts(64, 1)]
     for part in ("train", "valid"):
         assert lines(tmp_path / "out/bin", part) == expected
 
 
 def read_numbers(english, german, named):
     """Return the two numbers that both sides of a pair name, the smaller first."""
-    for patterns in number_names.SENTENCES:
+    for patterns in generated.SENTENCES:
         slots = {"small": "(?P<small>.+)", "large": "(?P<large>.+)"}
         if match := re.fullmatch(patterns[0].format(**slots), english):
             numbers = {slot: named[text] for slot, text in match.groupdict().items()}
@@ -58,7 +57,7 @@ def number_pairs(prepare, tmp_path):
 
 def test_number_names_are_the_same_on_both_sides_and_others_in_each_part(number_pairs):
     folder, seen = number_pairs("made"), {}
-    drawn = {part: set(islice(number_names.numbers(part, 1), 3000)) for part in SPLITS}
+    drawn = {part: set(islice(generated.numbers(part, 1), 3000)) for part in SPLITS}
     named = {num2words(number): number for numbers in drawn.values() for number in numbers}
     for part, count in PAIRS.items():
         sides = (read_lines(folder / f"text/{part}.{language}") for language in ("en", "de"))

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from scripts.inspect._layers import EQUATIONS, record
+from scripts._shared.layer_reads import EQUATIONS, record
 from tests import tiny
 from tests.every_model import CASES, make_batch
 
@@ -27,7 +27,7 @@ def test_reads_give_the_output_of_each_layer(name, monkeypatch):
     for module in model.modules():
         if isinstance(module, tuple(EQUATIONS)):
             module.register_forward_hook(keep)
-    with record(model, lambda name, module, layer_reads: reads.append(layer_reads)):
+    with torch.no_grad(), record(model, lambda _, seen: reads.append(seen), *EQUATIONS):
         if hasattr(model.decoder, "network"):
             # the last segment is shorter
             tiny.scores_by_segment(model, tiny.tokens(2, 27), 8)

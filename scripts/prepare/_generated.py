@@ -1,6 +1,7 @@
-"""Sentences with number names in English and German."""
+"""Generated texts: sentences with number names in English and German, and random facts."""
 
 import hashlib
+import math
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +16,7 @@ SENTENCES = (
     ("add {small} to {large}", "zähle {small} zu {large} hinzu"),
     ("subtract {small} from {large}", "ziehe {small} von {large} ab"),
 )
+RELATIONS, OBJECTS = 16, 256
 # One in this many numbers belongs to the validation part, and one to the test part.
 SHARE = 20
 
@@ -60,3 +62,26 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
             pattern.format(small=name(small, language), large=name(large, language))
             for pattern, language in zip(SENTENCES[sentence], LANGUAGES, strict=True)
         )
+
+
+def names_per_position(facts: int) -> int:
+    """Return the number of different symbols for each of the two names of a subject."""
+    names = math.isqrt(max(0, facts) // RELATIONS)
+    if names == 0 or RELATIONS * names**2 != facts:
+        raise ValueError(
+            f"--facts is {facts}: give 16 times a square number, such as 4096, 16384 or 65536"
+        )
+    return names
+
+
+def draw_facts(facts: int, seed: int) -> list[str]:
+    """Return the facts, drawn with a seed, in the order of subjects and relations."""
+    names = names_per_position(facts)
+    # only random() is guaranteed to draw the same in every version of Python
+    draw = random.Random(f"{seed} facts")
+    return [
+        f"a{first} b{second} r{relation} o{int(draw.random() * OBJECTS)}"
+        for first in range(names)
+        for second in range(names)
+        for relation in range(RELATIONS)
+    ]

@@ -1,8 +1,9 @@
-"""What a layer reads, by the plain equations of its paper: weights of tokens, vectors and slots.
+"""What the layers of a model read in a forward pass: weights of tokens, vectors and slots.
 
-The models compute these weights block by block and throw them away. :func:`record` watches a
-model's layers, and for each call computes, from a layer's modules and inputs, the weights and what
-follows from them: the layer's own output, up to rounding.
+:func:`record` watches a model's layers. A memory's slots are those that its keys select. Attention
+weights are computed block by block in the models, and thrown away: they are computed again from a
+layer's modules and inputs, by the plain equations of its paper, with the output that follows from
+them, which is the layer's own up to rounding.
 
 Shapes: H heads, B streams, T tokens (queries), S keys, N persistent vectors, D distances, n tokens
 without padding, k slots read by a head, d model width, d_h head width.
@@ -11,8 +12,10 @@ without padding, k slots read by a head, d model width, d_h head width.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,16 +39,27 @@ from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.past import HiddenStates, KeyValues
 from fairseq_plugins.weighted_transformer.layers import Attention
 
+_LAYER = re.compile(r"(encoder|decoder)\.(?:network\.)?layers\.(\d+)\.(.*)")
+
+
+class Layer(NamedTuple):
+    """A part of a layer of the "encoder" or the "decoder", with the layer's number from 1."""
+
+    part: str
+    number: int
+    path: str
+    module: nn.Module
+
 
 class Reads(NamedTuple):
-    """The weights with which tokens read, and the layer's output that follows from them.
+    """The weights with which tokens read, and the output that follows from computed ones.
 
     ``keys`` (H, B, T, S) are the weights of tokens, of which the last T are the queries' own;
     ``vectors`` (H, B, T, N) those of persistent vectors; ``slots`` and ``slot_weights`` (n, H, k)
     what a memory reads.
     """
 
-    output: Tensor
+    output: Tensor | None = None
     keys: Tensor | None = None
     vectors: Tensor | None = None
     slots: Tensor | None = None
@@ -147,47 +161,59 @@ def branched_attention(
     return Reads(output, weights.transpose(0, 1))
 
 
-def product_key_memory(
-    layer: ProductKeyMemory, x: Tensor, padding_mask: Tensor | None = None
-) -> Reads:
-    """``Σ softmax(q·k) v`` over the k best slots of each head (equations 1 to 3)."""
-    tokens = torch.ones(x.shape[:-1], dtype=torch.bool) if padding_mask is None else ~padding_mask
-    scores, slots = layer.keys(layer.query(x[tokens], None), layer.knn)
-    weights = scores.softmax(-1)
-    # (n, H, k) x (n, H, k, d_v) -> (n, d_v)
-    summed = torch.einsum("nhk,nhkv->nv", weights, layer.values.weight[slots].to(x.dtype))
-    output = torch.zeros_like(x)
-    output[tokens] = layer.output(summed, x[tokens])
-    return Reads(output, slots=slots, slot_weights=weights)
-
-
 EQUATIONS: dict[type[nn.Module], Callable[..., Reads]] = {
     RelativeAttention: relative_attention,
     AllAttention: all_attention,
     SoftmaxFeedForward: softmax_feed_forward,
     MultiheadAttention: multihead_attention,
     Attention: branched_attention,
-    ProductKeyMemory: product_key_memory,
 }
 
 
+def layers(model: nn.Module, *kinds: type[nn.Module]) -> Iterator[Layer]:
+    """Yield the modules of some kinds in a model's layers."""
+    for name, module in model.named_modules():
+        if isinstance(module, kinds):
+            part, number, path = _LAYER.search(name).groups()
+            yield Layer(part, int(number) + 1, path, module)
+
+
 @contextmanager
-def record(model: nn.Module, see: Callable[[str, nn.Module, Reads], None]) -> Iterator[None]:
-    """Let ``see`` have the name, the module and the reads of each layer that is called."""
-
-    def hook(name: str, equation: Callable[..., Reads]) -> Callable[..., None]:
-        def read(module: nn.Module, inputs: tuple, options: dict[str, Any], _: Any) -> None:
-            see(name, module, equation(module, *inputs, **options))
-
-        return read
-
-    with torch.no_grad(), ExitStack() as stack:
-        for name, module in model.named_modules():
-            for kind, equation in EQUATIONS.items():
-                if isinstance(module, kind):
-                    handle = module.register_forward_hook(hook(name, equation), with_kwargs=True)
-                    stack.enter_context(handle)
+def record(
+    model: nn.Module,
+    see: Callable[[Layer, Reads], None],
+    *kinds: type[nn.Module],
+) -> Iterator[None]:
+    """Let ``see`` have what each layer reads in each call; with kinds, only layers of these."""
+    with ExitStack() as stack:
+        for layer in layers(model, *(kinds or (*EQUATIONS, ProductKeyMemory))):
+            if isinstance(layer.module, ProductKeyMemory):
+                handle = layer.module.keys.register_forward_hook(partial(_select, see, layer))
+            else:
+                hook = partial(_compute, see, layer)
+                handle = layer.module.register_forward_hook(hook, with_kwargs=True)
+            stack.enter_context(handle)
         yield
+
+
+def _select(
+    see: Callable[[Layer, Reads], None], layer: Layer, _: Any, __: Any, selected: tuple
+) -> None:
+    scores, slots = selected
+    see(layer, Reads(slots=slots, slot_weights=scores.detach().softmax(-1)))
+
+
+@torch.no_grad()
+def _compute(
+    see: Callable[[Layer, Reads], None],
+    layer: Layer,
+    module: nn.Module,
+    inputs: tuple,
+    options: dict[str, Any],
+    _: Any,
+) -> None:
+    (equation,) = (x for kind, x in EQUATIONS.items() if isinstance(module, kind))
+    see(layer, equation(module, *inputs, **options))
 
 
 def _split(x: Tensor, head_dim: int) -> Tensor:
