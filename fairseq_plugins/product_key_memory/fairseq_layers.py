@@ -105,11 +105,17 @@ class MemoryDecoderLayer(_MemoryLayer, TransformerDecoderLayerBase):
 
 def put_memories(
     stack: TransformerEncoderBase | TransformerDecoderBase,
-    builder: MemoryBuilder,
-    interleave: bool,
-) -> None:
-    """Replace the layers of fairseq's ``stack`` that have a memory."""
+    options: MemoryOptions,
+    option: str = "memory_layers",
+    values: Values | None = None,
+) -> Values | None:
+    """Replace the layers of fairseq's ``stack`` that have a memory, for :class:`MemoryBuilder`.
+
+    Returns the values that the next stack shares.
+    """
     cfg = stack.cfg
+    width = (cfg.encoder if isinstance(stack, TransformerEncoderBase) else cfg.decoder).embed_dim
+    builder = MemoryBuilder(options, width, len(stack.layers), option, values)
     for index in range(len(stack.layers)):
         memory = builder(index + 1)
         if memory is None:
@@ -120,14 +126,15 @@ def put_memories(
             layer = MemoryEncoderLayer(cfg)
         else:
             layer = MemoryDecoderLayer(cfg, stack.layers[index].encoder_attn is None)
-        layer.put(memory, interleave)
-        if interleave:
-            allow_new(layer.memory_layer_norm, builder.options)
-        elif builder.options.memory_optimizer is not None:
+        layer.put(memory, options.memory_interleave)
+        if options.memory_interleave:
+            allow_new(layer.memory_layer_norm, options)
+        elif options.memory_optimizer is not None:
             layer.register_load_state_dict_pre_hook(_drop_replaced)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         stack.layers[index] = layer
+    return builder.values
 
 
 class MemoryBuilder:
@@ -165,51 +172,49 @@ class MemoryBuilder:
         if number not in self.numbers:
             return None
         with naming_options(PARAMETERS):
-            memory = build_memory(self.options, self.embed_dim, self.values)
+            memory = self.build()
         allow_new(memory, self.options)
         UsageLog(memory, f"{self.option.removesuffix('memory_layers')}memory{number}")
         if self.options.memory_share_values:
             self.values = memory.values
         return memory
 
-
-def build_memory(
-    options: MemoryOptions, embed_dim: int, values: Values | None = None
-) -> ProductKeyMemory:
-    """Return a memory of width ``embed_dim``, perhaps with the ``values`` of another one."""
-    heads, query_dim = options.memory_heads, options.memory_query_dim
-    for name in ("query_dropout", "input_dropout", "value_dropout"):
-        rate = getattr(options, f"memory_{name}")
-        if not 0 <= rate < 1:
-            raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
-    widths = "give widths with commas between them, such as 512,512"
-    query = QueryNetwork(
-        embed_dim,
-        heads,
-        query_dim,
-        _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
-        options.memory_query_batch_norm,
-        options.memory_query_dropout,
-        options.memory_input_dropout,
-    )
-    kind = LazyMemory if options.memory_optimizer == LAZY_OPTIMIZER else ProductKeyMemory
-    memory = kind(
-        embed_dim,
-        options.memory_slots,
-        heads,
-        options.memory_knn,
-        query_dim,
-        options.memory_value_dim,
-        options.memory_keys,
-        options.memory_kernel,
-        query=query,
-        # initial values are drawn in the order of the computation: the output's are the last
-        output=nn.Identity(),
-        values=values,
-    )
-    gate, dropout = options.memory_output_gate, options.memory_value_dropout
-    memory.output = MemoryOutput(embed_dim, memory.values.weight.size(1), gate, dropout)
-    return memory
+    def build(self) -> ProductKeyMemory:
+        """Return a memory as the options say."""
+        options, embed_dim = self.options, self.embed_dim
+        heads, query_dim = options.memory_heads, options.memory_query_dim
+        for name in ("query_dropout", "input_dropout", "value_dropout"):
+            rate = getattr(options, f"memory_{name}")
+            if not 0 <= rate < 1:
+                raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
+        widths = "give widths with commas between them, such as 512,512"
+        query = QueryNetwork(
+            embed_dim,
+            heads,
+            query_dim,
+            _parse_integers(options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths),
+            options.memory_query_batch_norm,
+            options.memory_query_dropout,
+            options.memory_input_dropout,
+        )
+        kind = LazyMemory if options.memory_optimizer == LAZY_OPTIMIZER else ProductKeyMemory
+        memory = kind(
+            embed_dim,
+            options.memory_slots,
+            heads,
+            options.memory_knn,
+            query_dim,
+            options.memory_value_dim,
+            options.memory_keys,
+            options.memory_kernel,
+            query=query,
+            # initial values are drawn in the order of the computation: the output's are the last
+            output=nn.Identity(),
+            values=self.values,
+        )
+        gate, dropout = options.memory_output_gate, options.memory_value_dropout
+        memory.output = MemoryOutput(embed_dim, memory.values.weight.size(1), gate, dropout)
+        return memory
 
 
 def allow_new(module: nn.Module, options: MemoryOptions) -> None:

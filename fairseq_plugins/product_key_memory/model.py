@@ -25,7 +25,7 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, put_memories
+from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
     MemoryOptions,
@@ -82,8 +82,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
-        builder = MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)
-        put_memories(model.decoder, builder, cfg.memory_interleave)
+        put_memories(model.decoder, cfg)
         if not cfg.memory_layers:
             warn_without_memories(cfg, "memory_layers")
         attach_digest(model, task)
@@ -139,11 +138,7 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
             options.memory_optimizer = getattr(args, "optimizer", None)
         model, values = super().build_model(args, task), None
         for part in ("encoder", "decoder"):
-            stack, name = getattr(model, part), f"{part}_memory_layers"
-            width = getattr(stack.cfg, part).embed_dim
-            builder = MemoryBuilder(options, width, len(stack.layers), name, values)
-            put_memories(stack, builder, options.memory_interleave)
-            values = builder.values
+            values = put_memories(getattr(model, part), options, f"{part}_memory_layers", values)
         if not options.encoder_memory_layers and not options.decoder_memory_layers:
             warn_without_memories(options, "encoder_memory_layers")
         attach_digest(model, task)

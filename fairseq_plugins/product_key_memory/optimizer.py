@@ -21,6 +21,7 @@ from fairseq_plugins.fairseq_integration.options import option
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, parse_betas
 from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam, LazyValues
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
+from fairseq_plugins.sizes import check_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +48,7 @@ class AdamWithMemory(Adam):
         memory_scheduled: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in [("memory_lr", memory_lr), ("memory_weight_decay", memory_weight_decay)]:
-            if not 0 <= value < math.inf:
-                raise ValueError(f"`{name}` is {value}: it must be 0 or more, and finite")
+        check_sizes(0, memory_lr=memory_lr, memory_weight_decay=memory_weight_decay)
         super().__init__(params, **options)
         self.tables = tables
         self.moments: list[LazyAdam | None] = [None for _ in tables]

@@ -23,7 +23,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fairseq_plugins.precision import without_autocast
 
@@ -107,15 +107,6 @@ def are_functorch_transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def refuse_higher_derivatives() -> None:
-    """Raise ``ValueError`` in a backward pass that is to be differentiated itself."""
-    if torch.is_grad_enabled():
-        raise ValueError(
-            "create_graph=True with `kernel` 'fast', whose gradient is written by hand and has no "
-            "derivatives of its own: build the memory with kernel='plain'"
-        )
-
-
 def cpu_loops(x: Tensor) -> ModuleType | None:
     """Return :mod:`.cpu_loops` if ``x`` is on a CPU, in single or double precision."""
     on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
@@ -195,8 +186,8 @@ class _ScorePairs(torch.autograd.Function):
         return scores, slots
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_higher_derivatives()
         queries, subkeys, slots = ctx.saved_tensors
         n = subkeys.size(2)
         keys = to_single_precision(subkeys).flatten(0, 1)

@@ -231,7 +231,7 @@ def test_memory_builder_passes_on_every_option():
     assert shapes[0] == shapes[1]
     # modules with their sizes and rates
     assert str(built) == str(expected)
-    assert (built.knn, built.keys.kernel, built.values.kernel) == (7, "plain", "plain")
+    assert (built.knn, built.values.kernel) == (7, "plain")
     model_options = {"layers", "optimizer", "share_values", "interleave"}
     names = {option.name for option in dataclasses.fields(MemoryLayersOptions)} - {"_name"}
     assert names == {f"memory_{name}" for name in model_options | same.keys() | choices.keys()}

@@ -169,7 +169,7 @@ def test_a_model_without_memories_has_the_state_of_adam():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"memory_weight_decay": -0.5}, "`memory_weight_decay` is -0.5: .* 0 or more"),
+        ({"memory_weight_decay": -0.5}, "`memory_weight_decay` is -0.5: .* at least 0"),
         ({"fp16_adam_stats": True}, "--fp16-adam-stats .* leave it out"),
         ({"memory_betas": "(0.9, 1.0)"}, r"--memory-betas is \(0.9, 1.0\): .* two numbers"),
         ({"memory_betas": "0.9"}, "--memory-betas is 0.9: .* two numbers"),
