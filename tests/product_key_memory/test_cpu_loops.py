@@ -52,6 +52,9 @@ def sum_rows():
 def test_one_thread_takes_no_parallel_code_from_the_cache(monkeypatch, tmp_path, compiled_anew):
     """Its threads would end a process that forks; numba's index does not know which code it is."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    # on any number of cores
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(numba, "set_num_threads", lambda threads: None)
     for threads in (2, 1):
         monkeypatch.setattr(cpu_loops.torch, "get_num_threads", lambda threads=threads: threads)
         sum_rows()
