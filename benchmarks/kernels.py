@@ -75,14 +75,10 @@ def search_case(slots: int, tokens: int) -> Case:
 
 
 def keys_case(slots: int, tokens: int) -> Case:
-    """Return a case of product keys against flat keys.
-
-    Flat keys are searched with faiss where it is installed, and with ``matmul`` and ``topk``.
-    """
+    """Return a case of product keys against flat keys."""
     build = partial(build_search, slots, tokens)
     models = {
         "product keys": Model(partial(build, "product", "fast")),
         "flat keys": Model(partial(build, "flat", "fast")),
-        "flat keys, topk": Model(partial(build, "flat", "plain")),
     }
     return Case("kernels", f"keys of {slots:,} slots, 4 heads", EVALUATION, tokens, models)

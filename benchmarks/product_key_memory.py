@@ -18,7 +18,7 @@ from torch.optim import Adam, Optimizer, SparseAdam
 from benchmarks.measure import EVALUATION, PUBLISHED, TRAINING, Case, Model, Setting, Work
 from benchmarks.published import PublishedMemory
 from fairseq_plugins.modules import ProductKeyMemory
-from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory
+from fairseq_plugins.product_key_memory.lazy_adam import LazyMemory
 from fairseq_plugins.product_key_memory.model import (
     LANGUAGE_MODELS,
     MemoryLanguageModel,
@@ -66,7 +66,7 @@ class PlainMemory(nn.Module):
         return self.values(slots.gather(2, pairs).flatten(1), per_sample_weights=weights)
 
 
-def our_optimizers(memory: FairseqMemory) -> list[Optimizer]:
+def our_optimizers(memory: LazyMemory) -> list[Optimizer]:
     """Return an Adam for the rows that were read and for all other weights."""
     learned = [weight for weight in memory.parameters() if weight.requires_grad]
     return [AdamWithMemory(learned, [memory.values], MEMORY_RATE, **RATES)]
@@ -104,7 +104,7 @@ def memory_case(
         setting: Setting,
     ) -> Work:
         x, grad = torch.randn(2, tokens, WIDTH)
-        memory = FairseqMemory(WIDTH, slots, heads, knn, QUERY_WIDTH)
+        memory = LazyMemory(WIDTH, slots, heads, knn, QUERY_WIDTH)
         module = setting.prepare(make(setting.prepare(memory)))
         x, grad = (numbers.to(next(module.parameters())) for numbers in (x, grad))
         # the layers below a memory need a gradient as well

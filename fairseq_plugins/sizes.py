@@ -1,11 +1,16 @@
-"""Checks of the sizes that layers are built with."""
+"""Checks of the numbers that layers and optimizers are built with."""
+
+import math
 
 
-def check_sizes(minimum: int, **sizes: int) -> None:
-    """Refuse arguments that are below ``minimum``."""
-    for name, size in sizes.items():
-        if size < minimum:
-            raise ValueError(f"`{name}` is {size}: it must be at least {minimum}")
+def check_sizes(minimum: float, maximum: float = math.inf, **numbers: float) -> None:
+    """Refuse arguments that are not finite, below ``minimum`` or above ``maximum``."""
+    bounds = f"at least {minimum}, and finite"
+    if maximum < math.inf:
+        bounds = f"from {minimum} to {maximum}"
+    for name, number in numbers.items():
+        if not (minimum <= number <= maximum and math.isfinite(number)):
+            raise ValueError(f"`{name}` is {number}: it must be {bounds}")
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:

@@ -24,8 +24,8 @@ PACKAGES = {
 }
 # the files of each room that know fairseq; all others are plain PyTorch
 FAIRSEQ_SIDE = {
-    "product_key_memory": "builder fairseq_layers fairseq_memory model optimizer options usage_log",
-    "weighted_transformer": "fairseq_layers model optimizer options",
+    "product_key_memory": "fairseq_layers model optimizer options usage_log",
+    "weighted_transformer": "model optimizer options",
     "segment_language_model": "adaptive_softmax batch_split evaluation generation loss model "
     "options prompt_readers split streams task",
     "transformer_xl": "model",

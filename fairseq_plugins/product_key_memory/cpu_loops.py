@@ -1,71 +1,34 @@
-"""Loops over a memory's numbers that numba compiles for a CPU; :mod:`.cpu_kernels` calls them.
+"""Selection, sum and update, each in one pass on a CPU: loops that numba compiles.
+
+torch would need several operations for each. numba takes half a second to import, so that
+:func:`.search.cpu_loops` imports this file when a loop is needed. Equal scores rank as in
+:mod:`.search`; NaNs go first, in any order.
 
 Shapes: N queries, H heads, n sub-keys of each half, k selected, M rows to sum, P places, U sums or
 rows that were read, K rows of a table, d width.
 """
 
 import functools
-import hashlib
 import logging
 import math
-import types
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 import torch
 from numba.core.dispatcher import Dispatcher
+from torch import Tensor
 
 # fairseq turns on every library's debugging log
 logging.getLogger("numba").setLevel(logging.WARNING)
 
 
-def compiled(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile ``loop``, whose outermost loop is over ``numba.prange``, when it is first called.
-
-    It runs on as many threads as torch does. The version for one thread starts no threads, which
-    would not survive a fork. Compiling takes seconds, so numba keeps the machine code in files, if
-    it can write any. ``njit(cache=True)`` has one index for all versions of a function: it mistakes
-    serial code for parallel code, and two processes that write at once may overwrite each other's
-    code. So each version has a name of its own.
-    """
-
-    @functools.cache
-    def version(parallel: bool, signature: tuple, cached: bool) -> Dispatcher:
-        from llvmlite import binding
-
-        processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-        known = repr((_source(), parallel, signature, processor)).encode()
-        named = types.FunctionType(loop.__code__, loop.__globals__, loop.__name__)
-        named.__qualname__ = f"{loop.__name__}_{hashlib.sha256(known).hexdigest()[:16]}"
-        named.__module__ = loop.__module__
-        # 1/0 is infinite, as in numpy: an exception would prevent vector instructions
-        compile_loop = numba.njit(cache=cached, parallel=parallel, nogil=True, error_model="numpy")
-        return compile_loop(named)
-
-    @functools.wraps(loop)
-    def run(*arguments: np.ndarray) -> None:
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-        if threads > 1:
-            numba.set_num_threads(threads)
-        kind = threads > 1, tuple(numba.typeof(argument) for argument in arguments)
-        try:
-            call = version(*kind, cached=True)
-            # compile and save before computing anything
-            call.compile(kind[1])
-        except (OSError, RuntimeError):
-            # no folder can be written, or the disk is full
-            call = version(*kind, cached=False)
-        call(*arguments)
-
-    return run
-
-
-@functools.cache
-def _source() -> bytes:
-    # numba checks the source too, but its new index names old code for a moment after a change
-    return hashlib.sha256(Path(__file__).read_bytes()).digest()
+def run(loop: str, *tensors: Tensor) -> None:
+    """Run a loop of :func:`compile_loops` on as many threads as torch has."""
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    if threads > 1:
+        numba.set_num_threads(threads)
+    compile_loops(threads > 1)[loop](*(tensor.detach().numpy() for tensor in tensors))
 
 
 @numba.njit(inline="always")
@@ -139,60 +102,78 @@ def _select(row, scores, numbers):
         _insert(scored[i], candidates[i], min(i, k), scores, numbers)
 
 
-@compiled
-def select_pairs(scores, sums, slots):
-    """Write the largest sums (N, H, k) of ``scores`` (H, 2, N, n), best first, and their slots.
+@functools.cache
+def compile_loops(parallel: bool) -> dict[str, Dispatcher]:
+    """Return the loops by name, for one thread or several; each is compiled at its first call.
 
-    Only pairs of ranks that can win are added up, see :func:`.search.candidate_pairs`. If a pair
-    loses, so do the pairs of the same a and a larger b.
+    numba keeps the machine code in files. It knows a function by its code and its closure: without
+    ``outermost`` in the closure it would take parallel code for one thread, and OpenMP's threads
+    end a process that forks.
     """
-    heads, _, queries, n = scores.shape
-    k = sums.shape[2]
-    ranks = min(k, n)
-    for row in numba.prange(heads * queries):
-        head, query = row // queries, row % queries
-        scores_a, numbers_a = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
-        scores_b, numbers_b = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
-        _select(scores[head, 0, query], scores_a, numbers_a)
-        _select(scores[head, 1, query], scores_b, numbers_b)
-        best, pairs = sums[query, head], slots[query, head]
-        filled = 0
-        for a in range(ranks):
-            for b in range(min(ranks, k // (a + 1))):
-                total = scores_a[a] + scores_b[b]
-                if filled == k and total <= best[k - 1]:
-                    break
-                _insert(total, numbers_a[a] * n + numbers_b[b], filled, best, pairs)
-                filled = min(filled + 1, k)
+    outermost = numba.prange if parallel else range
 
+    def select_pairs(scores, sums, slots):
+        """Write the largest sums (N, H, k) of ``scores`` (H, 2, N, n), best first, and their slots.
 
-@compiled
-def segment_sum(rows, places, weights, starts, sums):
-    """Do what :func:`.cpu_kernels.segment_sum` does."""
-    for u in numba.prange(len(sums)):
-        first = starts[u]
-        for i in range(rows.shape[1]):
-            sums[u, i] = weights[first] * rows[places[first], i]
-        for p in range(first + 1, starts[u + 1]):
+        Only pairs of ranks that can win are added up, see :func:`.search.candidate_pairs`. If a
+        pair loses, so do the pairs of the same a and a larger b.
+        """
+        heads, _, queries, n = scores.shape
+        k = sums.shape[2]
+        ranks = min(k, n)
+        for row in outermost(heads * queries):
+            head, query = row // queries, row % queries
+            scores_a, numbers_a = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
+            scores_b, numbers_b = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
+            _select(scores[head, 0, query], scores_a, numbers_a)
+            _select(scores[head, 1, query], scores_b, numbers_b)
+            best, pairs = sums[query, head], slots[query, head]
+            filled = 0
+            for a in range(ranks):
+                for b in range(min(ranks, k // (a + 1))):
+                    total = scores_a[a] + scores_b[b]
+                    if filled == k and total <= best[k - 1]:
+                        break
+                    _insert(total, numbers_a[a] * n + numbers_b[b], filled, best, pairs)
+                    filled = min(filled + 1, k)
+
+    def segment_sum(rows, places, weights, starts, sums):
+        """Write sums (U, d) of ``rows`` (M, d); none is empty.
+
+        Sum u adds up the rows ``places[p]`` with ``weights[p]`` for p from ``starts[u]`` up to
+        ``starts[u + 1]``. Places and weights are (P,), starts (U + 1,).
+        """
+        for u in outermost(len(sums)):
+            first = starts[u]
             for i in range(rows.shape[1]):
-                sums[u, i] += weights[p] * rows[places[p], i]
+                sums[u, i] = weights[first] * rows[places[first], i]
+            for p in range(first + 1, starts[u + 1]):
+                for i in range(rows.shape[1]):
+                    sums[u, i] += weights[p] * rows[places[p], i]
 
+    def adam_step(values, exp_avg, exp_avg_sq, rows, grads, numbers):
+        """Update rows by the rule of :mod:`.lazy_adam`.
 
-@compiled
-def adam_step(values, exp_avg, exp_avg_sq, rows, grads, numbers):
-    """Update rows by the rule of :mod:`.lazy_adam`.
+        ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, the gradients' factor, the weight decay (the part of
+        a value that is subtracted before the step), the step size and ε.
+        """
+        beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
+        for u in outermost(len(rows)):
+            row = rows[u]
+            for i in range(values.shape[1]):
+                grad = grads[u, i] * scale
+                mean = exp_avg[row, i] * beta1 + grad * rest1
+                square = exp_avg_sq[row, i] * beta2 + grad * grad * rest2
+                exp_avg[row, i] = mean
+                exp_avg_sq[row, i] = square
+                step = step_size * mean / (np.float32(math.sqrt(square)) + eps)
+                values[row, i] -= decay * values[row, i] + step
 
-    ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, the gradients' factor, the weight decay (the part of a
-    value that is subtracted before the step), the step size and ε.
-    """
-    beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
-    for u in numba.prange(len(rows)):
-        row = rows[u]
-        for i in range(values.shape[1]):
-            grad = grads[u, i] * scale
-            mean = exp_avg[row, i] * beta1 + grad * rest1
-            square = exp_avg_sq[row, i] * beta2 + grad * grad * rest2
-            exp_avg[row, i] = mean
-            exp_avg_sq[row, i] = square
-            step = step_size * mean / (np.float32(math.sqrt(square)) + eps)
-            values[row, i] -= decay * values[row, i] + step
+    loops = (select_pairs, segment_sum, adam_step)
+    # 1/0 is infinite, as in numpy: an exception would prevent vector instructions
+    options: Any = {"parallel": parallel, "nogil": True, "error_model": "numpy"}
+    try:
+        return {loop.__name__: numba.njit(cache=True, **options)(loop) for loop in loops}
+    except RuntimeError:
+        # no folder can be written
+        return {loop.__name__: numba.njit(**options)(loop) for loop in loops}

@@ -72,8 +72,7 @@ class ProductKeyMemory(nn.Module):
         value_dim = embed_dim if value_dim is None else value_dim
         check_sizes(1, embed_dim=embed_dim, slots=slots, heads=heads)
         check_sizes(1, query_dim=query_dim, value_dim=value_dim)
-        if not 1 <= knn <= slots:
-            raise ValueError(f"`knn` is {knn}: it must be from 1 to `slots`, {slots}")
+        check_sizes(1, slots, knn=knn)
         for name, value, choices in (("keys", keys, KEYS), ("kernel", kernel, KERNELS)):
             if value not in choices:
                 raise ValueError(f"`{name}` is {value!r}: give one of {', '.join(choices)}")

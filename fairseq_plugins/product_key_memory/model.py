@@ -7,18 +7,17 @@ of 0.1 as in BERT, which the paper compares with; tied embeddings; width 1024 fo
 """
 
 import argparse
-import enum
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.tasks import FairseqTask
-from omegaconf import II, DictConfig, OmegaConf
+from omegaconf import II, DictConfig
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import flag, option
+from fairseq_plugins.fairseq_integration.options import option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
     BuiltOnTransformer,
@@ -26,7 +25,6 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
     options_from,
     parsed,
 )
-from fairseq_plugins.product_key_memory.builder import MemoryBuilder, refuse_new
 from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
@@ -80,17 +78,11 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 "segment_language_modeling streams: give --task language_modeling, or --arch "
                 "transformer_xl, which takes --memory-layers too"
             )
-        _check_layers(cfg, "decoder", "memory_layers", cfg.memory_layers)
         for width in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
-        if OmegaConf.is_config(cfg):
-            # fairseq keeps nodes of omegaconf, whose generated classes cannot be pickled
-            model.decoder.args = parsed(cfg)
-            _drop_nodes(model.decoder.cfg)
-        builder = MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)
-        put_memories(model.decoder, builder, cfg.memory_interleave)
+        put_memories(model.decoder, cfg)
         if not cfg.memory_layers:
             warn_without_memories(cfg, "memory_layers")
         attach_digest(model, task)
@@ -102,21 +94,12 @@ class MemoryLanguageModel(TransformerLanguageModel):
         fairseq would skip longer blocks and report a figure for the rest.
         """
         super().prepare_for_inference_(cfg)
-        refuse_new(self)
         length = getattr(cfg.task, "tokens_per_sample", None) or 0
         if length > self.max_positions():
             raise ValueError(
                 f"--tokens-per-sample is {length}: the model has positions for blocks of up to "
                 f"{self.max_positions()} tokens, give no more"
             )
-
-
-def _drop_nodes(options: TransformerConfig) -> None:
-    for name, value in list(vars(options).items()):
-        if name.startswith("_"):
-            delattr(options, name)
-        elif isinstance(value, enum.Enum):
-            setattr(options, name, str(value))
 
 
 @dataclass
@@ -153,39 +136,13 @@ class MemoryTransformer(BuiltOnTransformer, TransformerModel):
         options = options_from(MemoryTransformerOptions, args)
         if not hasattr(args, "memory_optimizer"):
             options.memory_optimizer = getattr(args, "optimizer", None)
-        parts = ("encoder", "decoder")
-        for part in parts:
-            name = f"{part}_memory_layers"
-            _check_layers(args, part, name, getattr(options, name))
         model, values = super().build_model(args, task), None
-        for part in parts:
-            stack, name = getattr(model, part), f"{part}_memory_layers"
-            width = getattr(stack.cfg, part).embed_dim
-            builder = MemoryBuilder(options, width, len(stack.layers), name, values)
-            put_memories(stack, builder, options.memory_interleave)
-            values = builder.values
+        for part in ("encoder", "decoder"):
+            values = put_memories(getattr(model, part), options, f"{part}_memory_layers", values)
         if not options.encoder_memory_layers and not options.decoder_memory_layers:
             warn_without_memories(options, "encoder_memory_layers")
         attach_digest(model, task)
         return model
-
-    def prepare_for_inference_(self, cfg: DictConfig) -> None:
-        """Prepare to translate; refuse memories that the checkpoint lacks."""
-        super().prepare_for_inference_(cfg)
-        refuse_new(self)
-
-
-def _check_layers(
-    cfg: MemoryLanguageModelConfig | argparse.Namespace, part: str, name: str, layers: str | None
-) -> None:
-    """Refuse options that memories in ``layers``, which the option ``name`` gives, exclude."""
-    # both change the numbers of layers
-    for other in (f"{part}_layers_to_keep", "base_layers"):
-        if layers and getattr(cfg, other, None):
-            raise ValueError(
-                f"{flag(other)} is {getattr(cfg, other)} with {flag(name)} {layers}: leave one of "
-                "the two out"
-            )
 
 
 def _language_model(layers: int, width: int, heads: int) -> dict[str, Any]:

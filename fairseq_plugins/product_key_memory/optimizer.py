@@ -19,12 +19,9 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.options import option
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, parse_betas
-from fairseq_plugins.product_key_memory.fairseq_memory import (
-    LazyValues,
-    average_rows,
-    lazy_values,
-)
-from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
+from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam, LazyValues
+from fairseq_plugins.product_key_memory.values import rows_as_gradient
+from fairseq_plugins.sizes import check_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +48,7 @@ class AdamWithMemory(Adam):
         memory_scheduled: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in [("memory_lr", memory_lr), ("memory_weight_decay", memory_weight_decay)]:
-            if not 0 <= value < math.inf:
-                raise ValueError(f"`{name}` is {value}: it must be 0 or more, and finite")
+        check_sizes(0, memory_lr=memory_lr, memory_weight_decay=memory_weight_decay)
         super().__init__(params, **options)
         self.tables = tables
         self.moments: list[LazyAdam | None] = [None for _ in tables]
@@ -114,7 +109,6 @@ class AdamWithMemory(Adam):
             moments = self.moments[number] or LazyAdam(table.weight)
             self.moments[number] = moments
             moments.update(table.weight, grad, *rates, betas, eps, scale)
-            table.reuse(grad)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's state, and the tables' states as ``tables``, {} before the first update."""
@@ -218,3 +212,32 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
+
+
+def lazy_values(params: Iterable[nn.Parameter]) -> list[LazyValues]:
+    """Return the values of the memories whose keys are among ``params``, each table once."""
+    overrides = (getattr(param, "optim_overrides", {}).get("optimizer", {}) for param in params)
+    tables = [each["memory_values"] for each in overrides if "memory_values" in each]
+    return list({table.weight: table for table in tables}.values())
+
+
+def average_rows(values: Tensor) -> Tensor | None:
+    """Return the mean over the workers of the sparse gradients of ``values``; None if empty.
+
+    The gradient is None on a worker that read nothing.
+    """
+    # a byte for each slot is little beside the gradients
+    read = torch.zeros(len(values), dtype=torch.uint8, device=values.device)
+    if values.grad is not None:
+        read[values.grad._indices()[0]] = 1
+    dist.all_reduce(read, dist.ReduceOp.MAX)
+    rows = read.nonzero().flatten()
+    if len(rows) == 0:
+        return None
+    shared = values.new_zeros(len(rows), values.size(1))
+    if values.grad is not None:
+        places = torch.searchsorted(rows, values.grad._indices()[0])
+        shared.index_copy_(0, places, values.grad._values())
+    shared /= dist.get_world_size()
+    dist.all_reduce(shared)
+    return rows_as_gradient(rows, shared, values.shape)

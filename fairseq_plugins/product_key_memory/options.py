@@ -52,7 +52,7 @@ class MemoryOptions(FairseqDataclass):
     memory_kernel: str = option(
         "fast",
         "how slots are searched and summed: fast, or plain, the paper's equations in PyTorch's "
-        "operations, which is slow; fast flat keys use faiss where it is installed",
+        "operations, which is slow",
     )
     memory_share_values: bool = option(
         False,

@@ -37,27 +37,23 @@ class SyncBatchNorm1d(Float32Module, nn.BatchNorm1d):
         """Normalise each feature of ``x`` (N, features); ``tokens`` (N,) is false for padding."""
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         if self.training or not self.track_running_stats:
-            counted = None if tokens is None else tokens.unsqueeze(-1).to(values.dtype)
-            mean, variance = self._measure(values, counted)
+            # (N, 1): 0 for padding
+            counted = values.new_ones(len(x), 1) if tokens is None else tokens.unsqueeze(-1)
+            mean, variance = self._measure(values, counted.to(values.dtype))
         else:
             mean, variance = self.running_mean, self.running_var
         normalised = (values - mean) * torch.rsqrt(variance + self.eps)
         return (normalised * self.weight + self.bias).to(x.dtype)
 
-    def _measure(self, values: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _measure(self, values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance over all workers; ``counted`` (N, 1) is 0 for padding."""
         # exchange the sum of the tokens and their number at once
-        if counted is None:
-            total, count = values.sum(0), values.new_full((1,), float(len(values)))
-        else:
-            total, count = (values * counted).sum(0), counted.sum(0)
-        sums = _sum_over_workers(torch.cat([total, count]))
-        total, count = sums.split([values.size(1), 1])
+        sums = torch.cat([(values * counted).sum(0), counted.sum(0)])
+        total, count = _sum_over_workers(sums).split([values.size(1), 1])
         mean = total / count.clamp(min=1)
         # the mean of squares minus the squared mean would cancel if the mean is large
-        squares = (values - mean).square()
-        squares = squares if counted is None else squares * counted
-        variance = _sum_over_workers(squares.sum(0)) / count.clamp(min=1)
+        squares = ((values - mean).square() * counted).sum(0)
+        variance = _sum_over_workers(squares) / count.clamp(min=1)
         if self.track_running_stats and not _is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
@@ -87,15 +83,13 @@ class _SumOverWorkers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
-        total = grad.clone()
-        dist.all_reduce(total)
-        return total
+        return _SumOverWorkers.apply(grad)
 
 
-def _sum_over_workers(sums: Tensor) -> Tensor:
-    """Return ``sums`` summed over the workers, with gradients."""
+def _sum_over_workers(x: Tensor) -> Tensor:
+    """Return ``x`` summed over the workers, with gradients."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return _SumOverWorkers.apply(sums) if several else sums
+    return _SumOverWorkers.apply(x) if several else x
 
 
 def _is_recomputed() -> bool:
@@ -146,13 +140,8 @@ class QueryNetwork(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""
         queries = self.layers(self.input_dropout(x))
-        if isinstance(self.batch_norm, SyncBatchNorm1d):
-            queries = self.batch_norm(queries, tokens)
-        elif self.batch_norm is not None and tokens is None:
-            queries = self.batch_norm(queries)
-        elif self.batch_norm is not None:
+        if self.batch_norm is not None:
             # torch's norm, which SyncBatchNorm.convert_sync_batchnorm puts here, takes no mask
-            normalised = self.batch_norm(queries[tokens])
-            queries = queries.masked_scatter(tokens.unsqueeze(-1), normalised)
+            queries = self.batch_norm(queries, *([] if tokens is None else [tokens]))
         # (N, H·d_q) -> (N, H, d_q)
         return self.dropout(queries.unflatten(-1, (self.heads, -1)))

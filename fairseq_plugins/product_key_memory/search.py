@@ -14,6 +14,8 @@ by a head, P pairs that can win.
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
 import math
 from collections.abc import Iterator
 from types import ModuleType
@@ -21,11 +23,11 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fairseq_plugins.precision import without_autocast
-from fairseq_plugins.product_key_memory import cpu_kernels
-from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
+
+logger = logging.getLogger(__name__)
 
 KERNELS = ("fast", "plain")
 # How many sub-key scores are computed at a time: they fit a CPU's caches and keep a GPU busy.
@@ -70,35 +72,27 @@ class ProductKeys(nn.Module):
 class FlatKeys(nn.Module):
     """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
-    Keys start uniform in ±1/√d_q, as in the published code. The "fast" kernel searches with faiss
-    where it is installed. Slots of equal scores are selected in any order.
+    Keys start uniform in ±1/√d_q, as in the published code. Slots of equal scores are selected in
+    any order, and both kernels are the same.
     """
 
     def __init__(self, heads: int, slots: int, query_dim: int, kernel: str = "fast") -> None:
         super().__init__()
         self.keys = nn.Parameter(torch.empty(heads, slots, query_dim))
         nn.init.uniform_(self.keys, -(query_dim**-0.5), query_dim**-0.5)
-        self.kernel = kernel
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q) (eq. 1)."""
-        faiss = None if needs_plain_operations(self.kernel, queries) else import_faiss()
         scores, slots = [], []
         for head_queries, keys in zip(queries.unbind(1), self.keys, strict=True):
-            with torch.no_grad(), without_autocast(queries):
-                searched = to_single_precision(head_queries), to_single_precision(keys)
-                if faiss is not None and queries.device.type == "cpu":
-                    best = _search_with_faiss(faiss, *searched, k)
-                else:
-                    best = _search_with_topk(*searched, k)
             with without_autocast(queries):
+                head_queries = to_single_precision(head_queries)
+                with torch.no_grad():
+                    best = _search_all(head_queries, to_single_precision(keys), k)
                 # (N, k, d_q), (N, d_q, 1) -> (N, k)
-                score = torch.bmm(
-                    to_single_precision(F.embedding(best, keys)),
-                    to_single_precision(head_queries).unsqueeze(-1),
-                ).squeeze(-1)
-            scores.append(score)
-            slots.append(best)
+                selected = to_single_precision(F.embedding(best, keys))
+                scores.append(torch.bmm(selected, head_queries.unsqueeze(-1)).squeeze(-1))
+                slots.append(best)
         return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
 
 
@@ -113,13 +107,24 @@ def are_functorch_transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def refuse_higher_derivatives() -> None:
-    """Raise ``ValueError`` in a backward pass that is to be differentiated itself."""
-    if torch.is_grad_enabled():
-        raise ValueError(
-            "create_graph=True with `kernel` 'fast', whose gradient is written by hand and has no "
-            "derivatives of its own: build the memory with kernel='plain'"
+def cpu_loops(x: Tensor) -> ModuleType | None:
+    """Return :mod:`.cpu_loops` if ``x`` is on a CPU, in single or double precision."""
+    on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return _import_loops() if on_cpu else None
+
+
+@functools.cache
+def _import_loops() -> ModuleType | None:
+    try:
+        return importlib.import_module("fairseq_plugins.product_key_memory.cpu_loops")
+    except ImportError as error:
+        # numba is not installed, or made for another version of numpy
+        logger.warning(
+            "memories on this CPU go without compiled loops, several times slower (%s): install "
+            "them with pip install '.[fast]' in the clone",
+            error,
         )
+        return None
 
 
 def to_single_precision(x: Tensor) -> Tensor:
@@ -181,8 +186,8 @@ class _ScorePairs(torch.autograd.Function):
         return scores, slots
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_higher_derivatives()
         queries, subkeys, slots = ctx.saved_tensors
         n = subkeys.size(2)
         keys = to_single_precision(subkeys).flatten(0, 1)
@@ -223,9 +228,12 @@ def _split_queries(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tenso
 
 def _select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the best sums and their slots, (N, H, k), from all ``scores`` (H, halves, N, n)."""
-    if use_numba(scores):
-        return cpu_kernels.select_pairs(scores, k)
-    n = scores.size(-1)
+    heads, _, queries, n = scores.shape
+    if (loops := cpu_loops(scores)) is not None:
+        sums = scores.new_empty(queries, heads, k)
+        slots = torch.empty(queries, heads, k, dtype=torch.long)
+        loops.run("select_pairs", scores, sums, slots)
+        return sums, slots
     # (H, halves, N, n) -> (H, halves, N, r)
     numbers = top_k(scores, min(k, n))
     first, second = scores.gather(-1, numbers).unbind(1)
@@ -271,24 +279,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 # --- flat keys
 
 
-def _search_with_topk(queries: Tensor, keys: Tensor, k: int) -> Tensor:
+def _search_all(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Return the numbers (N, k) of the best ``keys`` (K, d_q) for each query (N, d_q)."""
     length = max(1, FLAT_SCORES // len(keys))
     return torch.cat([(part @ keys.t()).topk(k).indices for part in queries.split(length)])
-
-
-def _search_with_faiss(faiss: ModuleType, queries: Tensor, keys: Tensor, k: int) -> Tensor:
-    """Do what :func:`_search_with_topk` does, with faiss's exact search, which rounds otherwise."""
-    arrays = (x.float().numpy() for x in (queries, keys))
-    numbers = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    return torch.from_numpy(numbers).clamp(min=0)  # -1 for a query of NaN, whose scores are NaN
-
-
-@functools.cache
-def import_faiss() -> ModuleType | None:
-    """Return faiss, or None if it is not installed."""
-    try:
-        import faiss
-    except ImportError:
-        return None
-    return faiss

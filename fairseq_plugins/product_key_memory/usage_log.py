@@ -1,57 +1,86 @@
-"""Usage and KL of each memory in fairseq's log of a validation, such as ``memory5_usage``.
+"""What each memory does, in fairseq's log of a validation, such as ``memory5_usage``.
 
-Lample et al. 2019 (arXiv:1907.05242), section 4.2. With several workers they are of the first
-worker's part of the data.
+Usage and KL: Lample et al. 2019 (arXiv:1907.05242), section 4.2. The lag: by how many running
+standard deviations the mean of the queries differs from batch norm's running mean, on average over
+their dimensions. With several workers they are of the first worker's part of the data.
 
-Shapes: N tokens, H heads, k slots read by a head.
+Shapes: N tokens, H heads, k slots read by a head, F dimensions of all heads' queries.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
 from fairseq.logging import metrics
-from fairseq.logging.meters import Meter, safe_round
+from fairseq.logging.meters import safe_round
 from torch import Tensor, nn
 
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.query import SyncBatchNorm1d
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
-FIGURES = {"usage": usage, "kl": kl_from_uniform}
-# fairseq saves these in checkpoints, and knows its own kinds of meters alone; the meters of one
-# validation have no name
-NAMED = ("default", "train", "train_inner", "valid")
+logger = logging.getLogger(__name__)
+
+# a lag that a training warns of; it was 0.4 to 1.0 where the losses of validation suffered
+LARGE_LAG = 0.5
 
 
 class UsageLog:
-    """A forward hook of a memory's keys; in validations it logs what the memory reads."""
+    """Forward hooks of a memory's keys and batch norm; in validations they log all batches."""
 
-    def __init__(self, slots: int, heads: int, name: str) -> None:
-        self.slots, self.heads, self.name = slots, heads, name
+    def __init__(self, memory: ProductKeyMemory, name: str) -> None:
+        self.name, self.warned = name, False
+        self.sizes = len(memory.values.weight), memory.heads
+        memory.keys.register_forward_hook(self.add_reads)
+        if memory.query.batch_norm is not None:
+            memory.query.batch_norm.register_forward_hook(self.add_queries)
 
-    def __call__(self, keys: nn.Module, inputs: object, selected: tuple[Tensor, Tensor]) -> None:
-        """Log the scores and slots, both (N, H, k), that the keys selected for a batch."""
-        # first, lest a compiled layer depend on fairseq's meters
-        if torch.compiler.is_compiling() or keys.training:
+    def add_reads(self, keys: nn.Module, inputs: object, selected: tuple[Tensor, Tensor]) -> None:
+        """Add the scores and slots, both (N, H, k), that the keys selected for a batch."""
+        if not _is_validation(keys):
             return
-        named = [metrics.get_meters(name) for name in NAMED]
-        for meters in metrics.get_active_aggregators():
-            if any(meters is other for other in named):
-                continue
-            if f"{self.name}_usage" not in meters:
-                reads = MemoryUsage(self.slots, self.heads)
-                for name, figure in FIGURES.items():
-                    meters.add_meter(f"{self.name}_{name}", _Figure(reads, figure), 50)
-            meters[f"{self.name}_usage"].reads(keys, inputs, selected)
+        if self._begins("usage", lambda _: safe_round(usage(self.reads.total()), 3)):
+            self.reads = MemoryUsage(*self.sizes)
+        self._begins("kl", lambda _: safe_round(kl_from_uniform(self.reads.total()), 3))
+        self.reads(keys, inputs, selected)
+
+    def add_queries(self, norm: SyncBatchNorm1d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        """Add a batch's queries (N, F) before batch norm."""
+        if not _is_validation(norm):
+            return
+        if self._begins("lag", lambda _: self._lag(norm)):
+            self.total, self.tokens = 0.0, 0
+        self.total = self.total + inputs[0].sum(0, dtype=torch.float64)
+        self.tokens += len(inputs[0])
+
+    def _begins(self, figure: str, compute: Callable[[object], float]) -> bool:
+        """Return whether this batch is the first of a validation, and have the figure logged."""
+        key = f"{self.name}_{figure}"
+        begins = key not in metrics.get_active_aggregators()[0]
+        metrics.log_derived(key, compute, 50)
+        return begins
+
+    def _lag(self, norm: SyncBatchNorm1d) -> float:
+        """Return the lag, and warn if it is large, once."""
+        distance = (self.total / self.tokens - norm.running_mean).abs()
+        lag = (distance * (norm.running_var + norm.eps).rsqrt()).mean().item()
+        if lag > LARGE_LAG and not self.warned:
+            self.warned = True
+            logger.warning(
+                "batch norm's running statistics lag behind the queries of %s by %.1f standard "
+                "deviations: validation and evaluation use them, so their losses say little about "
+                "what was learned; give --decoder-normalize-before or a lower --memory-lr or --lr",
+                self.name,
+                lag,
+            )
+        return safe_round(lag, 3)
 
 
-class _Figure(Meter):
-    """A figure of what a memory read in one validation."""
-
-    def __init__(self, reads: MemoryUsage, figure: Callable[[Tensor], float]) -> None:
-        self.reads, self.figure = reads, figure
-
-    @property
-    def smoothed_value(self) -> float:
-        """Return the figure, rounded."""
-        return safe_round(self.figure(self.reads.total()), 3)
+def _is_validation(module: nn.Module) -> bool:
+    """Return whether a batch of a validation runs; fairseq's evaluations log to "default"."""
+    # first, lest a compiled layer depend on fairseq's meters
+    if torch.compiler.is_compiling() or module.training:
+        return False
+    return metrics.get_active_aggregators()[0] is not metrics.get_meters("default")

@@ -12,12 +12,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
-from fairseq_plugins.product_key_memory.search import (
-    needs_plain_operations,
-    refuse_higher_derivatives,
-)
+from fairseq_plugins.product_key_memory.search import needs_plain_operations
 
 # The row number of a read that does not count; larger than any other.
 NO_ROW = torch.iinfo(torch.int64).max
@@ -135,8 +132,8 @@ class _TableGradient(torch.autograd.Function):
         return summed.view_as(summed)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_higher_derivatives()
         rows, weights = ctx.saved_tensors
         # a token without a gradient must not touch its rows: a worker that has run out of data
         # gets a dummy batch

@@ -77,7 +77,7 @@ class SegmentDecoder(FairseqDecoder):
         self.segment = cfg.tokens_per_sample + cfg.extended_context
         self.masks_padding = bool(cfg.memory_layers)
         if cfg.memory_layers and cfg.memory_interleave:
-            from fairseq_plugins.product_key_memory.builder import allow_new
+            from fairseq_plugins.product_key_memory.fairseq_layers import allow_new
 
             for layer in network.layers:
                 if layer.memory is not None:
@@ -257,7 +257,7 @@ def layer_settings(cfg: SegmentLanguageModelConfig) -> dict[str, Any]:
     if not cfg.memory_layers:
         warn_without_memories(cfg, "memory_layers")
         return settings
-    from fairseq_plugins.product_key_memory.builder import MemoryBuilder
+    from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder
 
     return settings | {"memory": MemoryBuilder(cfg, cfg.decoder_embed_dim, cfg.decoder_layers)}
 

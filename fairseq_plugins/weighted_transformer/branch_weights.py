@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.precision import Float32Module
+from fairseq_plugins.sizes import check_sizes
 
 PARAMETERIZATIONS = SIMPLEX, SOFTMAX = ("simplex", "softmax")
 # the weights outside of training (section 4.4, table 3)
@@ -97,12 +98,8 @@ class BranchWeights(Float32Module):
         ]:
             if value not in known:
                 raise ValueError(f"`{argument}` is {value!r}: there are {', '.join(known)}")
-        if branches < 1:
-            raise ValueError(f"`branches` is {branches}: it must be at least 1")
-        if top_k is not None and not 1 <= top_k <= branches:
-            raise ValueError(
-                f"`top_k` is {top_k}: it must be from 1 to the number of branches, {branches}"
-            )
+        check_sizes(1, branches=branches)
+        check_sizes(1, branches, top_k=branches if top_k is None else top_k)
         if top_k is not None and (shake or outside_training == UNIFORM):
             raise ValueError(
                 f"`top_k` is {top_k}, and `{'shake' if shake else 'outside_training'}` makes all "

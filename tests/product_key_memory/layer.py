@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory
+from fairseq_plugins.product_key_memory.lazy_adam import LazyMemory
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.product_key_memory.query import QueryNetwork
@@ -56,7 +56,7 @@ WIDTH, SLOTS = 8, 64
 def make_memory(slots=SLOTS, knn=3, seed=1, **choices):
     """Build a memory for adam_with_memory."""
     torch.manual_seed(seed)
-    return build_memory(WIDTH, 2, 4, slots=slots, knn=knn, kind=FairseqMemory, **choices)
+    return build_memory(WIDTH, 2, 4, slots=slots, knn=knn, kind=LazyMemory, **choices)
 
 
 class Pair(nn.Module):
@@ -66,7 +66,7 @@ class Pair(nn.Module):
         super().__init__()
         self.first = make_memory(seed=seed, **choices)
         choices |= {"slots": SLOTS, "knn": 3, "values": self.first.values}
-        self.second = build_memory(WIDTH, 1, 6, kind=FairseqMemory, **choices)
+        self.second = build_memory(WIDTH, 1, 6, kind=LazyMemory, **choices)
 
     @property
     def values(self):

@@ -1,6 +1,7 @@
-"""Memories in fairseq's layers and in segment models."""
+"""Memories from options, in fairseq's layers and in segment models."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -8,12 +9,17 @@ from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
 )
+from fairseq.optim.fp16_optimizer import FP16Optimizer
 
 from fairseq_plugins.all_attention.adaptive_span import ALL_HEADS
+from fairseq_plugins.product_key_memory.fairseq_layers import MemoryBuilder, parse_memory_layers
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import lazy_values
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.network import Encoding
 from fairseq_plugins.segment_language_model.prompt_readers import SegmentReader
 from tests import tiny
+from tests.product_key_memory.layer import build_memory
 from tests.product_key_memory.tiny import (
     BUILDERS,
     build,
@@ -190,15 +196,55 @@ def test_padding_checkpointing_and_hidden_values_change_no_gradient(kind, positi
         torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-4)
 
 
-@MODELS
-def test_a_model_refuses_an_optimizer_that_skips_its_values(kind):
-    model = build(kind, memory_optimizer="adam_with_memory")
-    # one update of two batches
-    for _ in range(2):
-        model.set_num_updates(7)
-        score(model, tiny.tokens(2, 4)).square().sum().backward()
-    with pytest.raises(ValueError, match=r"--optimizer adam_with_memory .*--fp16-no-flatten-grads"):
-        model.set_num_updates(8)
-    for memory in memories(model):
-        memory.values.weight.grad = None
-    model.set_num_updates(8)
+# --- memories from options
+
+
+def build_from_options(width=8, **choices):
+    small = {"slots": 25, "knn": 2, "query_dim": 4, "optimizer": None, "layers": "1"}
+    options = {f"memory_{name}": value for name, value in {**small, **choices}.items()}
+    return MemoryBuilder(MemoryLayersOptions(**options), width, 3)(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [(None, []), ("", []), ("3", [3]), ("12, 6", [6, 12]), (7, [7])]
+)
+def test_parse_memory_layers_counts_from_1(text, numbers):
+    assert parse_memory_layers(text, 12, "--memory-layers") == numbers
+
+
+def test_memory_builder_passes_on_every_option():
+    """Each option gets a value of its own."""
+    same = {"slots": 20, "knn": 7, "value_dim": 9, "keys": "flat", "kernel": "plain"}
+    choices = {
+        **{"heads": 3, "query_dim": 6, "query_hidden_dims": "8,10", "query_dropout": 0.1},
+        **{"query_batch_norm": True, "input_dropout": 0.2},
+        **{"output_gate": True, "value_dropout": 0.3},
+    }
+    query = {"hidden_dims": (8, 10), "batch_norm": True}
+    query |= {"dropout": 0.1, "input_dropout": 0.2}
+    output = {"gate": True, "dropout": 0.3}
+    built = build_from_options(5, **same, **choices)
+    expected = build_memory(5, 3, 6, query, output, **same)
+    shapes = [
+        {name: x.shape for name, x in memory.state_dict().items()} for memory in (built, expected)
+    ]
+    assert shapes[0] == shapes[1]
+    # modules with their sizes and rates
+    assert str(built) == str(expected)
+    assert (built.knn, built.values.kernel) == (7, "plain")
+    model_options = {"layers", "optimizer", "share_values", "interleave"}
+    names = {option.name for option in dataclasses.fields(MemoryLayersOptions)} - {"_name"}
+    assert names == {f"memory_{name}" for name in model_options | same.keys() | choices.keys()}
+
+
+@pytest.mark.parametrize("keys", ["product", "flat"])
+@pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
+def test_only_adam_with_memory_gets_the_values(optimizer, keys, caplog):
+    """It also finds them through the copies in single precision that --bf16 makes."""
+    memory = build_from_options(optimizer=optimizer, keys=keys).bfloat16()
+    hidden = optimizer == "adam_with_memory"
+    assert ("--optimizer adam updates all" in caplog.text) == (optimizer == "adam")
+    assert memory.values.weight.requires_grad != hidden
+    seen = [parameter for parameter in memory.parameters() if parameter.requires_grad]
+    for parameters in (seen, FP16Optimizer.build_fp32_params(None, seen, flatten=False)):
+        assert lazy_values(parameters) == [memory.values] * hidden

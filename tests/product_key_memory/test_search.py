@@ -1,6 +1,4 @@
-"""The search for keys: the exact best ones, their order, faiss, precision."""
-
-import sys
+"""The search for keys: the exact best ones, their order, precision."""
 
 import pytest
 import torch
@@ -47,19 +45,7 @@ def draw(kind, n):
 def loops_or_torch(request, monkeypatch):
     """Run the test with the compiled loops and with torch operations."""
     if request.param == "operations":
-        monkeypatch.setattr(fast_search, "use_numba", lambda x: False)
-
-
-@pytest.fixture(params=["faiss", "topk"])
-def with_or_without_faiss(request, monkeypatch):
-    """Search flat keys with faiss, and as if it were not installed."""
-    if request.param == "faiss":
-        pytest.importorskip("faiss", reason="faiss is not installed")
-    else:
-        monkeypatch.setitem(sys.modules, "faiss", None)
-    fast_search.import_faiss.cache_clear()
-    yield
-    fast_search.import_faiss.cache_clear()
+        monkeypatch.setattr(fast_search, "cpu_loops", lambda x: None)
 
 
 def product_keys(subkeys, kernel="fast"):
@@ -102,9 +88,7 @@ def test_product_keys_give_the_best_slots_in_order(kind, n, k, kernel, loops_or_
 @pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
 @pytest.mark.parametrize("limit", [0, 1, 500])
 @pytest.mark.parametrize("scores_at_a_time", [1, 1 << 24])
-def test_flat_keys_give_the_best_slots_in_any_chunks(
-    monkeypatch, scores_at_a_time, limit, k, with_or_without_faiss
-):
+def test_flat_keys_give_the_best_slots_in_any_chunks(monkeypatch, scores_at_a_time, limit, k):
     monkeypatch.setattr(fast_search, "FLAT_SCORES", scores_at_a_time)
     torch.manual_seed(1)
     keys = FlatKeys(2, SLOTS, HALF)

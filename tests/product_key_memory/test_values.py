@@ -8,8 +8,8 @@ import torch
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_plugins.product_key_memory import cpu_kernels, values
-from fairseq_plugins.product_key_memory.fairseq_memory import FairseqMemory, LazyValues
+from fairseq_plugins.product_key_memory import lazy_adam, values
+from fairseq_plugins.product_key_memory.lazy_adam import LazyMemory, LazyValues
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.values import Values
 from tests.product_key_memory.layer import BATCH_NORM, TOKENS, WIDTH, D, Pair, draw, exact_memory
@@ -18,7 +18,7 @@ from tests.product_key_memory.layer import BATCH_NORM, TOKENS, WIDTH, D, Pair, d
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_two_reads_in_one_graph_add_their_gradients(reentrant):
     """Also if activations are computed again, which batch norm counts once."""
-    ordinary, lazy = exact_memory(**BATCH_NORM), exact_memory(kind=FairseqMemory, **BATCH_NORM)
+    ordinary, lazy = exact_memory(**BATCH_NORM), exact_memory(kind=LazyMemory, **BATCH_NORM)
     x = draw(TOKENS, D)
 
     def read_lazily(x):
@@ -37,7 +37,7 @@ def test_two_reads_in_one_graph_add_their_gradients(reentrant):
 
 
 def test_lazy_values_get_no_gradient_in_evaluation():
-    memory = exact_memory(kind=FairseqMemory)
+    memory = exact_memory(kind=LazyMemory)
     x = draw(TOKENS, D)
     with torch.no_grad():
         assert not memory(x).requires_grad
@@ -78,7 +78,7 @@ def largest(slots, kind, sparse=True):
     return max(operation.self_cpu_memory_usage for operation in profiled.events()) / 4
 
 
-@pytest.mark.parametrize("kind", [ProductKeyMemory, FairseqMemory])
+@pytest.mark.parametrize("kind", [ProductKeyMemory, LazyMemory])
 def test_no_tensor_grows_with_the_table_or_with_reads_times_width(kind):
     tokens, reads, width = 64, 2 * 8, 32
     # the largest tensor holds the scores of 2·2·n sub-keys, or the outputs
@@ -106,7 +106,7 @@ READS = {
 @pytest.mark.parametrize("reads", READS)
 def test_sums_and_gradients_equal_the_formula(monkeypatch, reads, kernel, sparse, lazy):
     if kernel == "without numba":
-        monkeypatch.setattr(cpu_kernels, "use_numba", lambda x: False)
+        monkeypatch.setattr(lazy_adam, "cpu_loops", lambda x: None)
     rows = torch.as_tensor(READS[reads])
     table, weights, out_grad = (
         draw(TABLE, WIDTH),

@@ -104,7 +104,7 @@ def test_gating_keeps_the_branches_with_the_largest_weights(training):
     ("options", "message"),
     [
         ({"start": "none"}, "`start` is 'none': there are random, near-uniform"),
-        ({"top_k": 0}, "`top_k` is 0: it must be from 1 to the number of branches, 4"),
+        ({"top_k": 0}, "`top_k` is 0: it must be from 1 to 4"),
         ({"top_k": 2, "shake": True}, "`top_k` is 2, and `shake` makes all weights equal"),
         ({"top_k": 2, "outside_training": "uniform"}, "`top_k` is 2, and `outside_training` make"),
     ],

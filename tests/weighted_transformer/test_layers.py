@@ -11,7 +11,7 @@ from fairseq_plugins.modules import (
     WeightedLinear,
 )
 from fairseq_plugins.weighted_transformer.as_written import BranchedFeedForward
-from fairseq_plugins.weighted_transformer.fairseq_layers import RetainableDropout
+from fairseq_plugins.weighted_transformer.model import RetainableDropout
 from tests.gradients import assert_same
 from tests.reference.weighted_transformer import layer_norm, layer_output
 from tests.weighted_transformer.tiny import (
