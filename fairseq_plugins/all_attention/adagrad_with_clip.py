@@ -8,12 +8,13 @@ the step, and its learning rate of 0.07 belongs to this rule::
     p   -= lr · min(1, clip / ‖g‖) · g / √sum
 """
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fairseq_plugins.sizes import check_sizes
 
 EPSILON = 1e-10
 
@@ -27,9 +28,7 @@ class AdagradWithClip(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Any], lr: float, clip: float = 0.03, weight_decay: float = 0.0
     ) -> None:
-        for argument, value in {"lr": lr, "clip": clip, "weight_decay": weight_decay}.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"`{argument}` is {value}: it must be 0 or more, and finite")
+        check_sizes(0, lr=lr, clip=clip, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "clip": clip, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.precision import Float32Module
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
+from fairseq_plugins.sizes import check_sizes
 
 # The cost of one more group of heads, in keys of one head: its products are smaller and separate.
 GROUP_COST = 256
@@ -71,9 +72,7 @@ class AdaptiveSpan(Float32Module):
         epsilon: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, value in {"span": max_span, "ramp": ramp}.items():
-            if value < 1:
-                raise ValueError(f"`{name}` is {value}: it must be at least 1 token")
+        check_sizes(1, span=max_span, ramp=ramp)
         self.max_span = max_span
         self.ramp = ramp
         self.epsilon = epsilon

@@ -1,7 +1,6 @@
 """All-attention (Sukhbaatar et al. 2019, arXiv:1907.01470), its ablations, and presets."""
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from fairseq_plugins.all_attention.network import (
     learned_spans,
 )
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import check_ranges, flag, naming_options, option
+from fairseq_plugins.fairseq_integration.options import check_range, flag, naming_options, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.model import (
     SegmentDecoder,
@@ -155,8 +154,9 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
 def _check_attention(cfg: AllAttentionConfig) -> None:
     """Refuse spans and persistent vectors that contradict each other or are out of range."""
-    ranges = {"persistent_vectors": (0, math.inf), "attention_span": (1, math.inf)}
-    check_ranges(cfg, ranges | {"span_ramp": (1, math.inf), "span_epsilon": (0, 1)})
+    check_range(cfg, 0, "persistent_vectors")
+    check_range(cfg, 1, "attention_span", "span_ramp")
+    check_range(cfg, 0, "span_epsilon", below=1)
     if not 0 <= cfg.span_init <= 1:
         raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
     if cfg.compile_layers and cfg.span_epsilon > 0:

@@ -17,13 +17,13 @@ def flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def check_ranges(cfg: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse options below the first number or not below the second; None means not set."""
-    for name, (least, limit) in ranges.items():
+def check_range(cfg: Any, minimum: float, *names: str, below: float = math.inf) -> None:
+    """Refuse options that are smaller than ``minimum`` or not ``below``; None means not set."""
+    for name in names:
         value = getattr(cfg, name)
-        if value is not None and (isinstance(value, str) or not least <= value < limit):
-            end = ", and finite" if limit == math.inf else f" and below {limit}"
-            raise ValueError(f"{flag(name)} is {value!r}: it must be at least {least}{end}")
+        if value is not None and (isinstance(value, str) or not minimum <= value < below):
+            end = ", and finite" if below == math.inf else f" and below {below}"
+            raise ValueError(f"{flag(name)} is {value!r}: it must be at least {minimum}{end}")
 
 
 @contextmanager

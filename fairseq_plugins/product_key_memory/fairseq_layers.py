@@ -23,7 +23,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.options import flag, naming_options
+from fairseq_plugins.fairseq_integration.options import check_range, flag, naming_options
 from fairseq_plugins.product_key_memory.lazy_adam import LazyMemory
 from fairseq_plugins.product_key_memory.memory import MemoryOutput, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryOptions
@@ -183,10 +183,8 @@ class MemoryBuilder:
         """Return a memory as the options say."""
         options, embed_dim = self.options, self.embed_dim
         heads, query_dim = options.memory_heads, options.memory_query_dim
-        for name in ("query_dropout", "input_dropout", "value_dropout"):
-            rate = getattr(options, f"memory_{name}")
-            if not 0 <= rate < 1:
-                raise ValueError(f"{flag(f'memory_{name}')} is {rate}: it must be in [0, 1)")
+        dropouts = (f"memory_{part}_dropout" for part in ("query", "input", "value"))
+        check_range(options, 0, *dropouts, below=1)
         widths = "give widths with commas between them, such as 512,512"
         query = QueryNetwork(
             embed_dim,

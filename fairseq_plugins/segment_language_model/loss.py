@@ -6,7 +6,6 @@ only in training, and is logged separately.
 Shapes: B streams, T tokens of a segment.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.options import check_ranges, option
+from fairseq_plugins.fairseq_integration.options import check_range, option
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
 
 # all other entries of the statistics are figures of the spans
@@ -64,7 +63,7 @@ class SegmentLoss(CrossEntropyCriterion):
         super().__init__(task, cfg.sentence_avg)
         self.half_loss = cfg.half_loss
         self.span_loss = cfg.span_loss
-        check_ranges(cfg, {"span_loss": (0, math.inf)})
+        check_range(cfg, 0, "span_loss")
 
     @classmethod
     def build_criterion(cls, cfg: SegmentLossConfig, task: FairseqTask) -> "SegmentLoss":

@@ -24,6 +24,7 @@ from fairseq_plugins.segment_language_model.past import (
     LayerPositions,
     Past,
 )
+from fairseq_plugins.sizes import check_sizes
 
 
 class FeedForward(nn.Module):
@@ -203,8 +204,7 @@ class SegmentNetwork(nn.Module):
         compiled_length: int = 0,
     ) -> None:
         super().__init__()
-        if mem_len < 0:
-            raise ValueError(f"`mem_len` is {mem_len}: it must be at least 0")
+        check_sizes(0, mem_len=mem_len)
         self.positions = positions
         self.absolute_positions = absolute_positions
         self.layers = nn.ModuleList(layers)

@@ -2,7 +2,6 @@
 
 import ast
 import glob
-import math
 import os
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -13,21 +12,10 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.options import check_ranges, flag, option
+from fairseq_plugins.fairseq_integration.options import check_range, flag, option
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
-_RANGES = {
-    "decoder_layers": (1, math.inf),
-    "decoder_embed_dim": (1, math.inf),
-    "decoder_attention_heads": (1, math.inf),
-    "decoder_ffn_embed_dim": (0, math.inf),
-    "mem_len": (0, math.inf),
-    "clamp_len": (1, math.inf),
-    "adaptive_input_factor": (1, math.inf),
-    "adaptive_softmax_factor": (1, math.inf),
-    "layer_norm_epsilon": (0, math.inf),
-}
 # what evaluation may change, without another model
 CHANGED_IN_EVALUATION = (
     "attention_kernel",
@@ -178,9 +166,11 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
 
 def check_options(cfg: SegmentLanguageModelConfig, dictionary: Dictionary, mem_len: int) -> None:
     """Refuse options from which no model can be built; ``mem_len`` is the recurrence."""
+    sizes = ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads", "clamp_len")
+    check_range(cfg, 1, *sizes, "adaptive_input_factor", "adaptive_softmax_factor")
+    check_range(cfg, 0, "decoder_ffn_embed_dim", "mem_len", "layer_norm_epsilon")
     options = SegmentLanguageModelConfig.__dataclass_fields__
-    dropouts = [name for name in options if name.endswith("dropout")]
-    check_ranges(cfg, _RANGES | dict.fromkeys(dropouts, (0, 1)))
+    check_range(cfg, 0, *(name for name in options if name.endswith("dropout")), below=1)
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     if cfg.same_length and mem_len == 0:
@@ -343,9 +333,8 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     """Check the task's own options, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-    positive = 1, math.inf
-    ranges = {"tokens_per_sample": positive, "extended_context": (0, math.inf)}
-    check_ranges(cfg, ranges | {"batch_split": positive})
+    check_range(cfg, 1, "tokens_per_sample", "batch_split")
+    check_range(cfg, 0, "extended_context")
     if cfg.path and os.path.isdir(cfg.path):
         raise ValueError(
             f"--path is {cfg.path}, a folder: name a checkpoint in it, such as "

@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.dictionaries import attach_digest
-from fairseq_plugins.fairseq_integration.options import check_ranges, flag, naming_options, option
+from fairseq_plugins.fairseq_integration.options import check_range, flag, naming_options, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.model import (
@@ -161,7 +161,7 @@ def _check_positions(cfg: TransformerXLConfig, positions: PositionEncoding) -> N
                     "needs relative positions, because the same places of two segments would look "
                     "alike (Transformer-XL, section 3.3); leave one of the two out"
                 )
-    check_ranges(cfg, {"word_dropout": (0, 1)})
+    check_range(cfg, 0, "word_dropout", below=1)
     if not 0 < cfg.init_std < math.inf:
         raise ValueError(f"--init-std is {cfg.init_std}: it must be above 0, and finite")
     if cfg.untie_r and not positions.biased:

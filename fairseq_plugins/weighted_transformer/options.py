@@ -7,9 +7,8 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.options import flag, naming_options, option
+from fairseq_plugins.fairseq_integration.options import check_range, flag, option
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
-from fairseq_plugins.sizes import check_sizes
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
     NEAR_UNIFORM,
@@ -98,11 +97,8 @@ _NOT_SUPPORTED = (
 
 def check_options(options: BranchOptions, args: Namespace) -> None:
     """Refuse values that branches cannot have, and options of fairseq's that they lack."""
-    minima = {"branch_lr": 0, "branch_warmup_updates": 1, "freeze_branch_weights_after": 0}
-    with naming_options({name: name for name in minima}):
-        for name, minimum in minima.items():
-            value = getattr(options, name)
-            check_sizes(minimum, **{name: minimum if value is None else value})
+    check_range(options, 0, "branch_lr", "freeze_branch_weights_after")
+    check_range(options, 1, "branch_warmup_updates")
     optimizer = getattr(args, "branch_optimizer", getattr(args, "optimizer", None))
     if options.branch_training != SHAKE and optimizer not in (None, OPTIMIZER):
         raise ValueError(
