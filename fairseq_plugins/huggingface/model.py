@@ -57,6 +57,7 @@ class SegmentConfig(PreTrainedConfig):
     }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
 
+    # options that exported folders lack need a default here
     use_cache: bool = True
     bos_token_id: int = 0
     pad_token_id: int = 1
@@ -106,7 +107,11 @@ class SegmentCache:
     is_linear = (False,)
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        self.length, self.ends_in_padding = 0, False
+        if attention_mask is None:
+            self.groups = [Group(torch.arange(len(input_ids), device=input_ids.device), 0)]
+            return
+        mask = attention_mask.long()
         if (
             mask.shape != input_ids.shape
             or ((mask[:, 1:] > mask[:, :-1]).sum(1) + mask[:, 0] != 1).any()
@@ -120,7 +125,6 @@ class SegmentCache:
         self.groups = [
             Group(padding.eq(each).nonzero().view(-1), each) for each in padding.unique().tolist()
         ]
-        self.length = 0
         self.ends_in_padding = not bool(mask[:, -1].all())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -92,6 +92,14 @@ class LazyMemory(ProductKeyMemory):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._mark_keys()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; torch copies parameters without their attributes."""
+        super().__setstate__(state)
+        self._mark_keys()
+
+    def _mark_keys(self) -> None:
         # Optimizers see only parameters that require a gradient, and every memory has keys.
         # fairseq's copies in single precision have this attribute, too.
         keys = next(self.keys.parameters())
@@ -135,8 +143,8 @@ class LazyAdam:
                 adam_step(*tensors, scale.to(device), betas, decay, step_size, eps)
             else:
                 factors = [factor for beta in betas for factor in (beta, 1 - beta)]
-                numbers = torch.tensor([*factors, scale.item(), decay, step_size, eps])
-                loops.run("adam_step", *tensors, numbers)
+                numbers = [*factors, scale.item(), decay, step_size, eps]
+                loops.run("adam_step", *tensors, torch.tensor(numbers, dtype=torch.float32))
             if exact is not values:
                 values.index_copy_(0, rows, exact.index_select(0, rows).to(values.dtype))
 

@@ -140,8 +140,12 @@ class QueryNetwork(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""
         queries = self.layers(self.input_dropout(x))
-        if self.batch_norm is not None:
+        if isinstance(self.batch_norm, SyncBatchNorm1d):
+            queries = self.batch_norm(queries, tokens)
+        elif self.batch_norm is not None:
             # torch's norm, which SyncBatchNorm.convert_sync_batchnorm puts here, takes no mask
-            queries = self.batch_norm(queries, *([] if tokens is None else [tokens]))
+            tokens = torch.ones_like(x[:, 0], dtype=torch.bool) if tokens is None else tokens
+            normalised = self.batch_norm(queries[tokens])
+            queries = queries.masked_scatter(tokens.unsqueeze(-1), normalised)
         # (N, H·d_q) -> (N, H, d_q)
         return self.dropout(queries.unflatten(-1, (self.heads, -1)))

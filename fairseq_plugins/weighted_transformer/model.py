@@ -88,12 +88,24 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             # iterating over the list may drop layers (--encoder-layerdrop)
             for number in range(len(stack.layers)):
                 stack.layers[number] = build_layer(cfg, options, part)
-            schedule_branches(stack.layers, getattr(cfg, part).embed_dim, options)
+        model.branch_options = options
+        model.schedule_branches()
         # averaging skips integers, and --store-ema skips names with "version"
         variant = VARIANTS.index(options.branch_residual), SUMS.index(options.branch_sum)
         model.register_buffer("variant_version", torch.tensor(variant))
         attach_digest(model, task)
         return model
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; torch copies parameters without the optimizer's options."""
+        super().__setstate__(state)
+        self.schedule_branches()
+
+    def schedule_branches(self) -> None:
+        """Give κ and α of each layer their schedule, which adam_with_branch_weights follows."""
+        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            embed_dim = getattr(stack.cfg, part).embed_dim
+            schedule_branches(stack.layers, embed_dim, self.branch_options)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check the variant; add equal κ and α to a plain transformer's weights, in place."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options
 from fairseq_plugins.weighted_transformer.branch_weights import (
+    LEARNED,
     SIMPLEX,
     BranchWeights,
     learning_rate,
@@ -62,7 +63,13 @@ class AdamWithBranchWeights(Adam):
             scheduled.setdefault(overrides.get("branch_schedule"), []).append(param)
         super().__init__(scheduled.pop(None, []), **options)
         self.schedules: list[BranchSchedule] = list(scheduled)
-        for weights in scheduled.values():
+        for schedule, weights in scheduled.items():
+            replaced = schedule.options.branch_weights
+            if replaced != LEARNED:
+                raise ValueError(
+                    f"--branch-weights is {replaced} in training: leave it out, and give it where "
+                    "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
+                )
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:

@@ -134,6 +134,12 @@ def detokenize(lines: list[str], language: str) -> list[str]:
     return [detokenizer.detokenize(line.split()) for line in lines]
 
 
+def are_tokenized(lines: list[str]) -> bool:
+    """Return whether most of the lines that end with a full stop have a blank before it."""
+    ends = [line[-2:-1].isspace() for line in lines if line.endswith(".")]
+    return 2 * sum(ends) > len(ends)
+
+
 def format_scores(scores: dict[str, Any]) -> str:
     """Return the scores as a Markdown table, and the signature of sacreBLEU."""
     compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
@@ -156,6 +162,8 @@ def evaluate(options: argparse.Namespace, extra: list[str]) -> None:
     if options.branch_weights != LEARNED:
         check_branch_weights(options, extra)
     reference, references = read_references(options)
+    if are_tokenized(references):
+        raise ValueError(f"{short(reference)} is tokenized: give the raw text (--reference)")
     words = generate_command(options, extra)
     print(f"$ {format_command(words)}\n", flush=True)
     # before the translation, which takes long

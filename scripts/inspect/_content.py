@@ -128,10 +128,11 @@ def _choose_text(loaded: Any, text: Path | None, split: str, most: int) -> tuple
     if not text.is_file():
         raise ValueError(f"--text {short(text)} is not a file: name one with text in UTF-8")
     loaded.text.allow_unknown = True
-    lines, name = [torch.empty(0).long()], f"--text {short(text)}"
+    lines, count, name = [torch.empty(0).long()], 0, f"--text {short(text)}"
     with text.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        while sum(map(len, lines)) < most and (line := file.readline(_LONGEST_LINE * most)):
+        while count < most and (line := file.readline(_LONGEST_LINE * most)):
             lines.append(loaded.text.encode(line, name, empty=True))
+            count += len(lines[-1])
     if not (tokens := torch.cat(lines)[:most]).numel():
         raise ValueError(f"{name} is empty: name a file with text")
     return tokens, text.name

@@ -199,7 +199,7 @@ def prepare(name: str, corpus: Corpus, options: argparse.Namespace) -> None:
             files = get(corpus, options, downloads, raw)
             print(f"read {name}", flush=True)
             texts = read(corpus, files, options)
-            print(f"split texts: {len(texts):,}", flush=True)
+            print(f"split {len(texts):,} texts", flush=True)
             parts = split(corpus, texts, options, raw)
             description: dict[str, Any] = {}
             if options.unit == "plain" or corpus.get("keeps_text"):

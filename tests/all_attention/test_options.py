@@ -41,7 +41,7 @@ def test_a_model_refuses_impossible_options(options, message):
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (AdaptiveSpan, {"num_heads": 3, "max_span": 0}, "`span` is 0: it must be at least 1 token"),
+        (AdaptiveSpan, {"num_heads": 3, "max_span": 0}, "`span` is 0: it must be at least 1"),
         (
             AllAttention,
             {"embed_dim": 8, "num_heads": 4, "window": Window(1, 4), "variant": "new"},

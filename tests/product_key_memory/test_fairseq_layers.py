@@ -248,3 +248,6 @@ def test_only_adam_with_memory_gets_the_values(optimizer, keys, caplog):
     seen = [parameter for parameter in memory.parameters() if parameter.requires_grad]
     for parameters in (seen, FP16Optimizer.build_fp32_params(None, seen, flatten=False)):
         assert lazy_values(parameters) == [memory.values] * hidden
+    # a copy is trained alike
+    twin = copy.deepcopy(memory)
+    assert lazy_values(twin.parameters()) == [twin.values] * hidden

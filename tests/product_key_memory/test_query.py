@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
 from tests.gradients import assert_same
-from tests.product_key_memory.layer import TOKENS, D, draw
+from tests.product_key_memory.layer import PADDING, TOKENS, D, draw
 
 FEATURES = 8
 
@@ -65,13 +65,16 @@ def test_a_batch_without_tokens_does_not_count_in_an_average():
     torch.testing.assert_close(norm.state_dict(), other.state_dict())
 
 
-def test_a_query_network_takes_torchs_batch_norm():
+@pytest.mark.parametrize("tokens", [None, ~PADDING])
+def test_a_query_network_takes_torchs_batch_norm(tokens):
     network, x = QueryNetwork(D, 2, 4, batch_norm=True).double(), draw(TOKENS, D)
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(network))
     assert isinstance(converted.batch_norm, nn.SyncBatchNorm)
     for training in (True, False):
-        queries, expected = (each.train(training)(x) for each in (converted, network))
-        torch.testing.assert_close(queries, expected)
+        queries, expected = (each.train(training)(x, tokens) for each in (converted, network))
+        # queries of padding are not read
+        counted = slice(None) if tokens is None else tokens
+        torch.testing.assert_close(queries[counted], expected[counted])
 
 
 @pytest.mark.parametrize("offset", [0, 100, 1000])

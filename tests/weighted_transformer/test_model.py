@@ -1,5 +1,6 @@
 """The models: sizes, options, errors, checkpoints, and averages of weights."""
 
+import copy
 import re
 
 import pytest
@@ -51,10 +52,12 @@ def test_encoder_and_decoder_have_separate_widths_and_branches(attention):
         stack = getattr(model, part)
         factor = 0.5 * (width / len(stack.layers)) ** -0.5
         rates = [pytest.approx(factor * 2 * 7**-1.5), pytest.approx(factor * 9**-0.5), None]
-        schedules = AdamWithBranchWeights(stack.parameters()).schedules
-        assert len(schedules) == len(stack.layers)
-        for schedule in schedules:
-            assert [schedule.learning_rate(update) for update in (2, 9, 10)] == rates
+        # a copy is trained alike
+        for each in (stack, getattr(copy.deepcopy(model), part)):
+            schedules = AdamWithBranchWeights(each.parameters()).schedules
+            assert len(schedules) == len(stack.layers)
+            for schedule in schedules:
+                assert [schedule.learning_rate(update) for update in (2, 9, 10)] == rates
         assert len(weights_in(stack)) == 2 * len(stack.layers)
         for weights in weights_in(stack):
             assert (weights.branches, weights.softmax, weights.top_k) == (branches, True, 2)
@@ -78,6 +81,12 @@ def test_models_take_the_options_of_fairseqs_transformer(variant, options):
     grads = [w.kappa.grad for w in weights_in(model) if hasattr(w, "kappa")]
     assert any(grad is not None and grad.abs().sum() > 0 for grad in grads)
     assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
+
+
+def test_training_refuses_other_weights_in_evaluation_than_it_learns():
+    model = tiny_weighted_transformer(branch_weights="random")
+    with pytest.raises(ValueError, match=r"^--branch-weights is random .* --model-overrides "):
+        AdamWithBranchWeights(model.parameters())
 
 
 def test_weights_that_are_not_learned_need_no_optimizer_of_their_own():

@@ -75,7 +75,12 @@ def test_reads_and_losses_cover_the_split(saved, tmp_path, capsys, name, options
     ("name", "data", "options", "message"),
     [
         ("none", "text", "", "--checkpoint .*none.pt holds a model without .*--memory-layers"),
-        ("pairs", "pairs", "--tokens-per-sample 5", "tokens_per_sample is 5, but .*pairs.pt holds"),
+        (
+            "pairs",
+            "pairs",
+            "--tokens-per-sample 5",
+            "tokens_per_sample is 5: no option of .*pairs",
+        ),
     ],
 )
 def test_memory_usage_refuses_models_without_memories(

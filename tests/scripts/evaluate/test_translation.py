@@ -135,11 +135,13 @@ def test_fairseq_gets_the_options_but_translates_all(root, run):
         ("--branch-weights random -- --model-overrides={{}}", "--branch-weights is random and "),
         ("--split valid", "--reference: there is no {root}/data/references/valid.de"),
         ("--reference {root}/two.txt", "--reference {root}/two.txt has 2 lines, --split test"),
+        ("--reference {root}/tokens.txt", "{root}/tokens.txt is tokenized: give the raw text"),
         ("--output {root}/two.txt", "--output {root}/two.txt: "),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(root, run, capsys, words, message):
     write(root / "two.txt", REFERENCES[:2])
+    write(root / "tokens.txt", ["Ja , sagte sie .", "zwei .", "Die dritte ist da !"])
     status, ran = run(*words.format(root=root).split())
     assert (status, ran) == (1, [])
     assert re.match(f"error: {message.format(root=root)}", capsys.readouterr().err)
