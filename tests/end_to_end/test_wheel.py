@@ -57,6 +57,8 @@ def programs(tmp_path_factory):
 @pytest.mark.slow
 def test_a_wheel_prepares_trains_evaluates_and_inspects(programs, tmp_path):
     (plugin,) = programs.parent.glob("lib/python*/site-packages/fairseq_plugins")
+    read = [path for path in (ROOT / "scripts").rglob("*.*") if path.suffix in (".yaml", ".j2")]
+    assert all((plugin / "_commands" / path.relative_to(ROOT)).is_file() for path in read)
 
     def run(line):
         # fairseq finds the plugin beside itself; here, it is elsewhere
