@@ -71,6 +71,8 @@ def _resume(load: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def load_or_refuse(cfg: CheckpointConfig, trainer: Trainer, **options: Any) -> tuple:
+        # an earlier training in this process, as in Hydra's sweeps, left its best loss there
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)
         try:
             return load(cfg, trainer, **options)
         except Exception as error:

@@ -205,10 +205,10 @@ def _split_options(
         if option not in known | changeable:
             near = get_close_matches(option, known | changeable, 1)
             remedy = f"did you mean {near[0]}?" if near else "leave it out"
-            chosen = [f"--{kind} {name}" for kind, name in names.items() if name]
+            parts = [str(file), *(f"--{kind} {name}" for kind, name in names.items() if name)]
             raise ValueError(
-                f"{option} is {overrides[option]}: no option of {' or '.join([str(file), *chosen])} "
-                f"that can be changed has this name: {remedy}"
+                f"{option} is {overrides[option]}: no option of {' or '.join(parts)} that can be "
+                f"changed has this name: {remedy}"
             )
     changed = {option: value for option, value in overrides.items() if option in changeable}
     return {**names, "options": options}, changed

@@ -4,7 +4,7 @@ import logging
 import os
 from typing import Any
 
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.iterators import EpochBatchIterating
@@ -104,8 +104,6 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
         if from_checkpoint:
             self._warn_of_other_lengths(cfg.tokens_per_sample, mem_len)
             return model  # which logs its summary before it is used
-        # an earlier training in this process, as in Hydra's sweeps, left its best loss there
-        vars(checkpoint_utils.save_checkpoint).pop("best", None)
         if self.cfg.batch_split > (streams := self.cfg.batch_size or 1):
             raise ValueError(
                 f"--batch-split is {self.cfg.batch_split} and --batch-size {streams}: a part has "

@@ -61,13 +61,13 @@ def describe_model(
     else:
         if pair != (None, None):
             raise ValueError("--source and --target with a language model: give --text")
-        start -= start % loaded.segment
+        first, start = start, start - start % loaded.segment
         tokens, origin = _choose_text(loaded, text, split, start + most)
         if start:
             origin = f"{origin}, from token {start:,}"
         if len(tokens) <= start:
             raise ValueError(
-                f"--start is {start}, of {len(tokens):,} tokens: give a smaller number"
+                f"--start is {first}, of {len(tokens):,} tokens: give a smaller number"
             )
         modes = {"with": read_text(loaded, tokens, reads=reads, start=start)}
         if loaded.has_past and loaded.model.decoder.network.mem_len > 0:

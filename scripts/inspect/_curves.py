@@ -16,7 +16,8 @@ from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
 TRAINING = "training"
-_JSON = re.compile(r'(?:^|\| )(\{".*\})$')
+# Hydra has its own prefix of a line
+_JSON = re.compile(r'(?:^|\| |\] - )(\{".*\})$')
 _VALIDATION = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
 _TRAINING = re.compile(r"\b(\w+)=([\d.]+)")
 # the mean and the largest learned span, of all layers and of each

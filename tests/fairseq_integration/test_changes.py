@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.file_io import PathManager
@@ -89,6 +90,14 @@ def test_a_resumed_epoch_has_the_same_batches():
     assert first_batch(4, trainer) == four
     # with --update-ordered-indices-seed, fairseq adds the epoch to the seed
     assert resumed_batch(4, make_trainer(seed_grows=True), seed=1 + 4) == first_batch(1, seed=1 + 1)
+
+
+@pytest.mark.parametrize("task", [FairseqTask, TaskWithItsBatches])
+def test_a_training_forgets_the_best_loss_of_an_earlier_one(task):
+    """Hydra's sweeps train one model after another in a process."""
+    checkpoint_utils.save_checkpoint.best = 0.5
+    load = changes._resume(lambda cfg, trainer: vars(checkpoint_utils.save_checkpoint).get("best"))
+    assert load(None, make_trainer(task)) is None
 
 
 def test_a_resumed_epoch_has_new_batches_if_each_epoch_has():

@@ -1,9 +1,9 @@
-"""The task: what it refuses, and what it forgets of earlier trainings in the process."""
+"""The task: what it refuses."""
 
 from types import SimpleNamespace
 
 import pytest
-from fairseq import checkpoint_utils, options
+from fairseq import options
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -59,16 +59,3 @@ def test_generator_refuses_what_means_nothing_here():
     options = GenerationConfig(retain_dropout=True)
     with pytest.raises(ValueError, match=r"^--retain-dropout: .*leave it out$"):
         make_task().build_generator([tiny.tiny_model()], options)
-
-
-def test_training_forgets_the_best_loss_of_an_earlier_one():
-    """Hydra's sweeps train one model after another in a process."""
-    checkpoint_utils.save_checkpoint.best = 0.5
-    task = make_task()
-    sizes = {**tiny.SIZES, "decoder_ffn_embed_dim": 16, **tiny.SEGMENTS}
-    cfg = OmegaConf.create({"_name": "transformer_xl", **sizes})
-    # a model that is loaded in the middle of a training changes nothing
-    task.build_model(cfg, from_checkpoint=True)
-    assert checkpoint_utils.save_checkpoint.best == 0.5
-    task.build_model(cfg)
-    assert not hasattr(checkpoint_utils.save_checkpoint, "best")

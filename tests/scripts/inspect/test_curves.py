@@ -12,7 +12,8 @@ begin dry-run validation on "valid" subset
 {"epoch": 1, "update": 0.27, "loss": "2.985", "ppl": "7.92", "num_updates": "10", "lr": "0.07", \
 "train_wall": "60", "wall": "70"}
 {"epoch": 1, "valid_loss"{"epoch": 1, "valid_loss": "9", "valid_num_updates": "1500"}
-{"epoch": 1, "valid_loss": "3.059", "valid_ppl": "8.33", "valid_num_updates": "10"}
+[2026-11-28 17:55:01,123][valid][INFO] - {"epoch": 1, "valid_loss": "3.059", "valid_ppl": "8.33", \
+"valid_num_updates": "10"}
 {"epoch": 1, "valid_loss": "2.5", "valid_nll_loss": "2.0", "valid_span_mean_1": "33.5", \
 "valid_span_max": "60", "valid_num_updates": "20"}
 {"epoch": 1, "valid_loss": "nan", "valid_num_updates": "30"}
