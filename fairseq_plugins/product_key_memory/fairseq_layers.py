@@ -113,16 +113,24 @@ def put_memories(
 
     Returns the values that the next stack shares.
     """
-    cfg = stack.cfg
-    width = (cfg.encoder if isinstance(stack, TransformerEncoderBase) else cfg.decoder).embed_dim
-    builder = MemoryBuilder(options, width, len(stack.layers), option, values)
+    cfg, numbers = stack.cfg, getattr(options, option)
+    part = "encoder" if isinstance(stack, TransformerEncoderBase) else "decoder"
+    sizes = getattr(cfg, part)
+    # both change the numbers of layers
+    others = {f"{part}_layers_to_keep": sizes.layers_to_keep, "base_layers": cfg.base_layers}
+    for name, value in others.items():
+        if numbers and value:
+            raise ValueError(
+                f"{flag(name)} is {value} with {flag(option)} {numbers}: leave one of the two out"
+            )
+    builder = MemoryBuilder(options, sizes.embed_dim, len(stack.layers), option, values)
     for index in range(len(stack.layers)):
         memory = builder(index + 1)
         if memory is None:
             continue
         # iterating over the list may drop layers (--decoder-layerdrop)
         layer: MemoryEncoderLayer | MemoryDecoderLayer
-        if isinstance(stack, TransformerEncoderBase):
+        if part == "encoder":
             layer = MemoryEncoderLayer(cfg)
         else:
             layer = MemoryDecoderLayer(cfg, stack.layers[index].encoder_attn is None)

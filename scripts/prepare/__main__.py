@@ -35,6 +35,7 @@ from scripts.prepare._binarize import (
     binarize_text,
     load_srcdict,
 )
+from scripts.prepare._clean import clean
 from scripts.prepare._corpora import (
     Corpus,
     add_options,
@@ -51,7 +52,6 @@ from scripts.prepare._symbols import (
     check_codes,
     check_language,
     check_sizes,
-    clean,
     lines_of,
     write_pieces,
     write_subwords,

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 from fairseq_plugins.python_interface.lines import BLANK, Characters
 from scripts._shared.commands import format_command, program, run_child, short
 from scripts._shared.files import write_json
+from scripts.prepare._clean import CLEANED
 from scripts.prepare._corpora import Corpus
 from scripts.prepare._lines import read_lines
 from scripts.prepare._split import Parts
-from scripts.prepare._symbols import CLEANED, MODEL
+from scripts.prepare._symbols import MODEL
 
 if TYPE_CHECKING:
     import numpy as np

@@ -52,6 +52,11 @@ DECODER = "decoder_memory_layers"
             {"memory_layers": "2", "memory_query_hidden_dims": "8;9"},
             "--memory-query-hidden-dims is '8;9': .* 512,512",
         ),
+        (
+            tiny_language_model,
+            {"memory_layers": "2", "decoder_layers_to_keep": "1"},
+            "--decoder-layers-to-keep is 1 with --memory-layers 2: leave one",
+        ),
         (tiny_transformer, {DECODER: "1,1"}, "--decoder-memory-layers is '1,1': .* each once"),
     ],
 )

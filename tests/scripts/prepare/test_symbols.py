@@ -8,7 +8,7 @@ import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from subword_nmt.apply_bpe import BPE
 
-from scripts.prepare import _binarize, _lines, _symbols
+from scripts.prepare import _binarize, _clean, _lines, _symbols
 from tests.scripts.prepare.prepared import contents
 
 ODD = [
@@ -123,4 +123,4 @@ def test_limits_are_exact():
         for reason, pairs in reasons.items():
             for lengths in pairs:
                 pair = tuple(" ".join(["a"] * length) for length in lengths)
-                assert _symbols.verdict(pair, *limits) == reason, lengths
+                assert _clean.verdict(pair, *limits) == reason, lengths
