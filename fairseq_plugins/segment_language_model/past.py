@@ -212,7 +212,8 @@ class KeyValues:
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> KeyValues:
         """Return the past with the function's results; itself where they are its arguments."""
-        keys, mapped = self.keys, function(self.keys)
+        keys = self.keys  # each access makes another view
+        mapped = function(keys)
         return self if mapped is keys else KeyValues.wrap(mapped, function(self.values))
 
 

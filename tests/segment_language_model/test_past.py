@@ -101,6 +101,15 @@ def _separate_groups(monkeypatch):
     monkeypatch.setattr(adaptive_span, "GROUP_COST", 0)
 
 
+def test_a_network_rarely_copies_what_it_keeps():
+    network, past, buffers = build("TransformerXL").eval(), None, set()
+    with torch.no_grad():
+        for token in draw(STREAMS, 48).split(1, dim=1):
+            _, past = network(token, past)
+            buffers.add(past.layers[0].buffers)
+    assert len(buffers) <= 24
+
+
 def pieces(*sizes):
     return draw(STREAMS, sum(sizes)).split(sizes, dim=1)
 
