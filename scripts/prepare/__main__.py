@@ -75,6 +75,10 @@ def check_options(options: argparse.Namespace) -> None:
         check_language(options.moses, "moses")
         if options.split_punctuation:
             raise ValueError("--split-punctuation is for words between blanks: leave --moses out")
+    if options.held_out and not options.packages and not options.input:
+        raise ValueError(
+            f"--held-out {options.held_out} draws source files of packages: give --packages, too"
+        )
     if options.bpe_codes:
         check_codes(options.bpe_codes)
     if options.srcdict:

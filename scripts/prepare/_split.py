@@ -48,12 +48,18 @@ def _some_lines(path: Path, start: int, stop: int) -> islice:
     return islice(read_lines(path), start, stop)
 
 
-def draw_documents(texts: list[Text], options: argparse.Namespace) -> list[Text]:
-    """Draw as many documents as --held-out says for each part; parts are in the order of names."""
-    number = held_out(options.held_out, len(texts), "files *.txt and *.txt.gz")
-    drawn = random.Random(options.seed).sample(range(len(texts)), 2 * number)
+def draw_documents(texts: list[Text], number: int, seed: int = 1) -> list[Text]:
+    """Draw a number of documents for each of valid and test; parts keep the order of texts."""
+    drawn = random.Random(seed).sample(range(len(texts)), 2 * number)
     parts = dict.fromkeys(drawn[:number], "valid") | dict.fromkeys(drawn[number:], "test")
     return [replace(text, part=parts.get(i, "train")) for i, text in enumerate(texts)]
+
+
+def draw_source_files(texts: list[Text], option: int) -> list[Text]:
+    """Draw source files of the training packages; the files of the other packages are test1."""
+    ours = [text for text in texts if text.part == "train"]
+    others = [replace(text, part="test1") for text in texts if text.part != "train"]
+    return draw_documents(ours, held_out(option, len(ours), "source files")) + others
 
 
 def count_characters(text: Text) -> int:
@@ -102,7 +108,9 @@ def cut_bytes(text: Text, sizes: list[int], folder: Path) -> list[Text]:
 def split(corpus: Corpus, texts: list[Text], options: argparse.Namespace, folder: Path) -> Parts:
     """Return the texts of each part and language."""
     rule, documents = corpus.get("split", {}), False
-    if texts and all(text.part for text in texts):
+    if options.packages and options.held_out:
+        texts = draw_source_files(texts, options.held_out)
+    elif texts and all(text.part for text in texts):
         pass
     elif "bytes" in rule:
         texts = cut_bytes(texts[0], rule["bytes"], folder)
@@ -113,7 +121,8 @@ def split(corpus: Corpus, texts: list[Text], options: argparse.Namespace, folder
     elif options.input.is_file():
         texts = split_lines(options.input, options)
     else:
-        texts, documents = draw_documents(texts, options), True
+        number = held_out(options.held_out, len(texts), "files *.txt and *.txt.gz")
+        texts, documents = draw_documents(texts, number, options.seed), True
     parts: Parts = {}
     order = [options.source_lang, options.target_lang]
     for text in sorted(texts, key=lambda text: SPLITS.index(text.part.rstrip("0123456789"))):

@@ -88,6 +88,7 @@ def test_each_file_is_in_one_part_and_tokens_give_back_the_text(library, prepare
 
 def test_what_units_cannot_cover_is_refused(library, tmp_path, prepare):
     assert refused(prepare("python_source", "--pieces", 20), "--pieces is 20, which")
+    assert refused(prepare("python_source", "--held-out", 5), "give --packages")
     (library / "m000.py").write_text("# the only file with most characters, without them\n")
     (library / "m019.py").write_text("x = '~'\n")
     assert refused(prepare("python_source", "--pieces", 60), "tokens are <unk>")
@@ -154,3 +155,23 @@ def test_read_packages_leaves_out_copies_and_generated_files(tmp_path, monkeypat
     add_wheel(tmp_path, "train", {"other.py": "x = 'another wheel of this version'\n"})
     with pytest.raises(ValueError, match=r"(?s)pip could not download .*train"):
         get_packages(packages, tmp_path / "others")
+
+
+def test_held_out_files_are_of_the_training_packages(tmp_path, monkeypatch, prepare):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    trained = {f"m{i:03}.py": f"number_of_this_file = {i}\n# {ALL_CHARACTERS}\n" for i in range(40)}
+    files = {"train": trained, "valid": FILES["valid"], "test": FILES["test"]}
+    packages = tmp_path / "list.txt"
+    packages.write_text("".join(add_wheel(tmp_path, part, files[part]) for part in files))
+    options = ("--packages", packages, "--held-out", 3, "--pieces", PIECES, "--workers", 1)
+    assert prepare("python_source", *options)[0] == 0
+    parts = {path.stem: path.read_text() for path in (tmp_path / "out/text").iterdir()}
+    assert parts.pop("test1").endswith(FILES["test"]["three/a.py"])
+    assert {part: text.count("number_of") for part, text in parts.items()} == {
+        "train": 34,
+        "valid": 3,
+        "test": 3,
+    }
+    lines = [line for text in parts.values() for line in text.splitlines() if "number_of" in line]
+    assert len(set(lines)) == 40
