@@ -93,13 +93,14 @@ def load(
         options |= {name: value for name, value in lengths.items() if value is not None}
     folder = find_data(file, data, {**task_options, **options}, translates)
     units = read_units(folder)
+    for name, value in {"unit": unit, "tokenizer": tokenizer, "bpe": bpe}.items():
+        if value not in (None, getattr(units, name)) and (folder / "units.json").exists():
+            logger.warning(
+                "%s is %r, and %s says %r: text may get other symbols than in training",
+                *(name, value, folder / "units.json", getattr(units, name)),
+            )
     if unit is not None:
         check_unit(unit)
-        if unit != units.unit and (folder / "units.json").exists():
-            logger.warning(
-                "unit is %r, and %s says %s: text gets other symbols than in training",
-                *(unit, folder / "units.json", units.unit),
-            )
         units = Units(unit) if unit != units.unit else units
     steps, changed = _split_options(
         file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
