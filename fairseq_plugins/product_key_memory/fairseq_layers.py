@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import logging
 from functools import partial
-from types import MethodType
 from typing import Any
 
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -245,10 +244,10 @@ def _keep_initial_values(
             del state_dict[name]
         state_dict.update(initial)
         # fairseq calls this before it evaluates
-        module.make_generation_fast_ = MethodType(_refuse_new, module)
+        module.make_generation_fast_ = _refuse_new
 
 
-def _refuse_new(*_: Any, **__: Any) -> None:
+def _refuse_new(**_: Any) -> None:
     """Refuse to evaluate a model whose checkpoint lacks a part of a memory."""
     raise ValueError(
         "--model-overrides gives the model memories that its checkpoint does not have: leave "

@@ -22,7 +22,7 @@ from scripts._shared.commands import format_command, program, run_child, short
 from scripts._shared.files import write_json
 from scripts.prepare._clean import CLEANED
 from scripts.prepare._corpora import Corpus
-from scripts.prepare._lines import read_lines
+from scripts.prepare._lines import folder_progress, read_lines
 from scripts.prepare._split import Parts
 from scripts.prepare._symbols import MODEL
 
@@ -137,7 +137,8 @@ def preprocess(
     command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)
     log = target.parent / "preprocess.log"
-    run_child(command, log)
+    with folder_progress(target):
+        run_child(command, log)
     log.unlink()
     sizes = {split: rewrite_index(str(target / split)) for split in splits}
     for split, size in sizes.items():

@@ -2,9 +2,11 @@
 
 import gzip
 import signal
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +28,27 @@ progress = partial(tqdm, unit_scale=True, disable=None)
 # A function from a list of lines to a list of the same length.
 LineMapper = Callable[[list[str]], list[str]]
 _map_lines: LineMapper
+
+
+@contextmanager
+def folder_progress(folder: Path) -> Iterator[None]:
+    """Show the bytes in a folder that another program writes, once a second."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        with progress(desc=f"write {folder.name}", unit="B") as bar:
+            while not bar.disable and not ended.wait(1):
+                # a file may be merged into another one
+                with suppress(FileNotFoundError):
+                    bar.update(sum(file.stat().st_size for file in folder.glob("*")) - bar.n)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def open_text(path: Path) -> BinaryIO:
