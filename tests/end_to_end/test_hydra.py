@@ -58,7 +58,8 @@ def test_the_pages_commands_train_and_sweep_in_new_folders(data, tmp_path):
     }
     for word, place in places.items():
         script = script.replace(word, str(place))
-    script = script.replace("--config-name english_16k", f"--config-name english_16k {small}")
+    name = "--config-name english_16k_norm"
+    script = script.replace(name, f"{name} {small}")
     variables = environment() | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     done = subprocess.run(
         ["bash", "-ec", script], cwd=ROOT, env=variables, capture_output=True, text=True
