@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from functools import partial
+from types import MethodType
 from typing import Any
 
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -243,11 +244,11 @@ def _keep_initial_values(
         for name in replaced:
             del state_dict[name]
         state_dict.update(initial)
-        # fairseq calls this before it evaluates
-        module.make_generation_fast_ = _refuse_new
+        # fairseq calls this before it evaluates, and looks at its __func__
+        module.make_generation_fast_ = MethodType(_refuse_new, module)
 
 
-def _refuse_new(**_: Any) -> None:
+def _refuse_new(*_: Any, **__: Any) -> None:
     """Refuse to evaluate a model whose checkpoint lacks a part of a memory."""
     raise ValueError(
         "--model-overrides gives the model memories that its checkpoint does not have: leave "

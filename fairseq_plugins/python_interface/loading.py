@@ -93,15 +93,18 @@ def load(
         options |= {name: value for name, value in lengths.items() if value is not None}
     folder = find_data(file, data, {**task_options, **options}, translates)
     units = read_units(folder)
-    for name, value in {"unit": unit, "tokenizer": tokenizer, "bpe": bpe}.items():
+    if unit is not None:
+        check_unit(unit)
+    # fastbpe and subword_nmt make the same subwords
+    same_bpe = "subword_nmt" if bpe == "fastbpe" else bpe
+    for name, value in {"unit": unit, "tokenizer": tokenizer, "bpe": same_bpe}.items():
         if value not in (None, getattr(units, name)) and (folder / "units.json").exists():
             logger.warning(
                 "%s is %r, and %s says %r: text may get other symbols than in training",
                 *(name, value, folder / "units.json", getattr(units, name)),
             )
-    if unit is not None:
-        check_unit(unit)
-        units = Units(unit) if unit != units.unit else units
+    if unit not in (None, units.unit):
+        units = Units(unit)
     steps, changed = _split_options(
         file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
     )

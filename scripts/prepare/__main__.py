@@ -40,6 +40,7 @@ from scripts.prepare._corpora import (
     Corpus,
     add_options,
     find_corpus,
+    options_of,
     read_yaml,
     recorded_options,
     settle,
@@ -193,7 +194,7 @@ def prepare(name: str, corpus: Corpus, options: argparse.Namespace) -> None:
     settings = {"corpus": name, **recorded_options(options, corpus)}
     if name == "python_source" and not options.packages:
         settings["python"] = platform.python_version()
-    if is_complete(output, settings):
+    if is_complete(output, {**dict.fromkeys(options_of(corpus)), **settings}):
         print(f"{short(output)}: complete", flush=True)
         return
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from scripts._shared.commands import short
-from scripts.prepare._corpora import Corpus, digest
+from scripts.prepare._corpora import SPLITS, Corpus, digest
 from scripts.prepare._lines import open_text
 
 # One of the hosts answers "forbidden" to Python's own user agent.
@@ -196,7 +196,13 @@ def get_packages(listed: Path, folder: Path) -> list[File]:
     A line of the list is "NAME==VERSION PART SHA256"; comments follow #.
     """
     lines = (line.partition("#")[0].split() for line in listed.read_text("utf-8").splitlines())
-    packages = sorted(filter(None, lines), key=lambda package: package[1] != "train")
+    packages = sorted(filter(None, lines), key=lambda package: package[1:2] != ["train"])
+    for package in packages:
+        if len(package) != 3 or package[1] not in SPLITS:
+            raise ValueError(
+                f"--packages {short(listed)} has the line {' '.join(package)!r}: write "
+                f"NAME==VERSION, one of {', '.join(SPLITS)}, and the wheel's sha256"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     requirements = folder / "requirements.txt"
     hashes = [f"{name} --hash=sha256:{checksum}\n" for name, _, checksum in packages]

@@ -32,23 +32,29 @@ _map_lines: LineMapper
 
 @contextmanager
 def folder_progress(folder: Path) -> Iterator[None]:
-    """Show the bytes in a folder that another program writes, once a second."""
+    """Show, once a second, how much another program has written into a folder.
+
+    fairseq-preprocess first counts the symbols of a text, and writes nothing meanwhile.
+    """
     ended = threading.Event()
 
     def watch() -> None:
-        with progress(desc=f"write {folder.name}", unit="B") as bar:
-            while not bar.disable and not ended.wait(1):
-                # a file may be merged into another one
-                with suppress(FileNotFoundError):
-                    bar.update(sum(file.stat().st_size for file in folder.glob("*")) - bar.n)
+        while not ended.wait(1):
+            # a file may be merged into another one
+            with suppress(OSError):
+                bar.n = sum(file.stat().st_size for file in folder.glob("*"))
+                bar.refresh()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
+    with progress(desc=f"write {folder.name}", unit="B") as bar:
+        watcher = threading.Thread(target=watch, daemon=True)
+        try:
+            if not bar.disable:
+                watcher.start()
+            yield
+        finally:
+            ended.set()
+            if watcher.ident:
+                watcher.join()
 
 
 def open_text(path: Path) -> BinaryIO:

@@ -23,10 +23,6 @@ HEAD_CHARACTERS = 2_000
 LONGEST_FILE = 200_000
 LONGEST_LINE = 400
 LEAST_LETTERS = 0.55
-# A file is a near copy if more than LARGEST_COPIED of its lines of at least COMPARED_LENGTH
-# characters are in earlier files. A file without such lines is left out, too.
-COMPARED_LENGTH = 20
-LARGEST_COPIED = 0.5
 
 
 def read_library(stdlib: Path) -> Iterator[tuple[str, str]]:
@@ -69,13 +65,7 @@ def read_wheel(path: Path) -> Iterator[str]:
 
 
 def read_wheels(wheels: "list[File]") -> Iterator[tuple[str, str, str]]:
-    """Yield the name, text and part of each source file, without near copies of earlier files."""
-    seen: set[int] = set()
+    """Yield the name of the wheel, text and part of each source file."""
     for path, part, _ in wheels:
         for text in read_wheel(path):
-            stripped = (line.strip() for line in text.splitlines())
-            hashes = [hash(line) for line in stripped if len(line) >= COMPARED_LENGTH]
-            copied = sum(line_hash in seen for line_hash in hashes)
-            if hashes and copied <= LARGEST_COPIED * len(hashes):
-                seen.update(hashes)
-                yield path.name, text, part
+            yield path.name, text, part

@@ -18,6 +18,10 @@ from scripts.prepare._read import Text
 Parts = dict[str, dict[str, list[Text]]]
 # Without --held-out, one in this many documents or lines is for validation, and one for testing.
 SHARE = 20
+# A source file is a near copy if more than LARGEST_COPIED of its lines of at least COMPARED_LENGTH
+# characters are in earlier files.
+COMPARED_LENGTH = 20
+LARGEST_COPIED = 0.5
 # Stands between documents.
 EMPTY_LINE = Text("", lambda: [""])
 
@@ -48,18 +52,41 @@ def _some_lines(path: Path, start: int, stop: int) -> islice:
     return islice(read_lines(path), start, stop)
 
 
-def draw_documents(texts: list[Text], number: int, seed: int = 1) -> list[Text]:
-    """Draw a number of documents for each of valid and test; parts keep the order of texts."""
-    drawn = random.Random(seed).sample(range(len(texts)), 2 * number)
-    parts = dict.fromkeys(drawn[:number], "valid") | dict.fromkeys(drawn[number:], "test")
+def draw_documents(texts: list[Text], options: argparse.Namespace) -> list[Text]:
+    """Draw as many documents as --held-out says for each part; parts are in the order of names."""
+    number = held_out(options.held_out, len(texts), "files *.txt and *.txt.gz")
+    return _take_out(texts, random.Random(options.seed).sample(range(len(texts)), 2 * number))
+
+
+def _take_out(texts: list[Text], numbers: list[int]) -> list[Text]:
+    """Return the texts, half of these numbers for valid and half for test, the others for train."""
+    half = len(numbers) // 2
+    parts = dict.fromkeys(numbers[:half], "valid") | dict.fromkeys(numbers[half:], "test")
     return [replace(text, part=parts.get(i, "train")) for i, text in enumerate(texts)]
 
 
 def draw_source_files(texts: list[Text], option: int) -> list[Text]:
-    """Draw source files of the training packages; the files of the other packages are test1."""
+    """Draw files of the training packages for valid and test; those of others become test1."""
     ours = [text for text in texts if text.part == "train"]
     others = [replace(text, part="test1") for text in texts if text.part != "train"]
-    return draw_documents(ours, held_out(option, len(ours), "source files")) + others
+    number = held_out(option, len(ours), "source files")
+    # by a hash, which is the same in every version of Python
+    order = [hashlib.sha256("\n".join(text.make()).encode()).digest() for text in ours]
+    drawn = sorted(range(len(ours)), key=order.__getitem__)[: 2 * number]
+    return _take_out(ours, drawn) + others
+
+
+def drop_near_copies(texts: list[Text]) -> list[Text]:
+    """Leave out texts of which most long lines are in earlier texts, or that have none."""
+    # hashes, which need less memory
+    seen: set[int] = set()
+    different = []
+    for text in texts:
+        lines = [hash(line) for line in map(str.strip, text.make()) if len(line) >= COMPARED_LENGTH]
+        if lines and sum(map(seen.__contains__, lines)) <= LARGEST_COPIED * len(lines):
+            seen.update(lines)
+            different.append(text)
+    return different
 
 
 def count_characters(text: Text) -> int:
@@ -121,11 +148,13 @@ def split(corpus: Corpus, texts: list[Text], options: argparse.Namespace, folder
     elif options.input.is_file():
         texts = split_lines(options.input, options)
     else:
-        number = held_out(options.held_out, len(texts), "files *.txt and *.txt.gz")
-        texts, documents = draw_documents(texts, number, options.seed), True
+        texts, documents = draw_documents(texts, options), True
+    texts = sorted(texts, key=lambda text: SPLITS.index(text.part.rstrip("0123456789")))
+    if options.packages:
+        texts = drop_near_copies(texts)
     parts: Parts = {}
     order = [options.source_lang, options.target_lang]
-    for text in sorted(texts, key=lambda text: SPLITS.index(text.part.rstrip("0123456789"))):
+    for text in texts:
         before = parts.setdefault(text.part, {}).setdefault(text.language, [])
         before += [EMPTY_LINE, text] if documents and before else [text]
     return {

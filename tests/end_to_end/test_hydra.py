@@ -66,7 +66,7 @@ def test_the_pages_commands_train_and_sweep_in_new_folders(data, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     folders = {path.parent.relative_to(tmp_path / "runs") for path in tmp_path.rglob("*_last.pt")}
-    assert folders == {Path("."), Path("0.001"), Path("0.004")}
+    assert folders == {Path("."), Path("0.008"), Path("0.016")}
     assert [*tmp_path.rglob("multirun.yaml")] == [tmp_path / "runs" / "multirun.yaml"]
     for folder in folders:
         log = (tmp_path / "runs" / folder / "train.log").read_text(encoding="utf-8")

@@ -74,8 +74,8 @@ def test_load_takes_the_steps_of_text_from_the_training(folder, tmp_path):
     assert load(folder, bpe_separator="@@").text.lines.encode("abc")[0].endswith("@@")
 
 
-def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
-    """Preparation writes them there; arguments take precedence."""
+def test_load_takes_steps_and_units_from_beside_the_dictionary(folder, caplog):
+    """Preparation writes them there; arguments take precedence, with a warning."""
     (folder / "bpe").mkdir()
     (folder / "bpe" / "codes").write_text("#version: 0.2\na b\n", encoding="utf-8")
     (folder / "units.json").write_text(
@@ -87,8 +87,18 @@ def test_load_takes_steps_and_units_from_beside_the_dictionary(folder):
     assert model.text.lines.encode("d-d") == "d@@ -@@ d".split()
     assert model.text.lines.words("bzw. A") == "bzw. A"
     assert model.unit == "perplexity"
-    model = load(folder, unit="characters")
-    assert str(model.score("abc")).endswith("bits per character, 3 tokens")
+    load(folder, tokenizer="moses", bpe="fastbpe", bpe_codes=str(folder / "bpe" / "codes"))
+    assert not caplog.records
+    with pytest.raises(ValueError, match="unit is 'charcters'"):
+        load(folder, unit="charcters")
+    load(folder, unit="characters", tokenizer="space")
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "unit is 'characters'",
+        "tokenizer is 'space'",
+    ]
+    assert str(load(folder, unit="characters").score("abc")).endswith(
+        "bits per character, 3 tokens"
+    )
     (folder / "units.json").unlink()
     assert load(folder).score("a b\n").tokens == ["a", "b", "</s>"]
     with pytest.raises(ValueError, match=r"lacks \('ab'\): .* load\(…, unit=\"characters\"\)"):

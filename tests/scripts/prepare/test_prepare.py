@@ -1,8 +1,14 @@
 """A preparation is whole or not there, and knows what it was made from."""
 
+import io
+import time
+from functools import partial
+
 import pytest
+from tqdm import tqdm
 
 from scripts.prepare import __main__ as preparation
+from scripts.prepare import _lines
 from tests.scripts.prepare.prepared import contents, write_files
 from tests.scripts.refusals import refused
 
@@ -59,3 +65,14 @@ def test_a_corpus_is_found_by_name(call):
     status, printed, _ = call(preparation.main, "--list")
     assert (status, "\nenwik8 " in printed) == (0, True)
     assert refused(call(preparation.main, "enwiki8"), "there is no corpus enwiki8", "enwik8?")
+
+
+def test_progress_shows_what_another_program_has_written(tmp_path, monkeypatch):
+    terminal = io.StringIO()
+    bar = partial(tqdm, unit_scale=True, disable=False, file=terminal)
+    monkeypatch.setattr(_lines, "progress", bar)
+    with _lines.folder_progress(tmp_path / "bin"):
+        time.sleep(1.1)
+        write_files(tmp_path, {"bin/train.bin": 2048 * "x", "bin/valid.bin": 2048 * "x"})
+        time.sleep(1.2)
+    assert "write bin: 4.10kB" in terminal.getvalue()

@@ -4,14 +4,16 @@ import hashlib
 import json
 import string
 import zipfile
+from argparse import Namespace
 
 import numpy as np
 import pytest
 import sentencepiece
 
 from scripts.prepare import __main__ as preparation
+from scripts.prepare import _split
 from scripts.prepare._get import get_packages
-from scripts.prepare._python_source import read_wheels
+from scripts.prepare._read import from_string
 from tests.scripts.prepare.prepared import write_files
 from tests.scripts.refusals import refused
 
@@ -95,6 +97,8 @@ def test_what_units_cannot_cover_is_refused(library, tmp_path, prepare):
     assert not list(tmp_path.glob("out*"))
 
 
+# a module with every character
+ALL_SOURCE = f"every = 1  # {ALL_CHARACTERS}\n"
 # a wheel for each part
 FILES = {
     # licence notices are left out, comments further down are not
@@ -132,46 +136,88 @@ def add_wheel(folder, name, files):
     return f"{name}==1.0 {name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-def test_read_packages_leaves_out_copies_and_generated_files(tmp_path, monkeypatch):
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Return a function that writes wheels of parts, with FILES or others, and a list of them."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    # training is read first, wherever it is in the list
-    listed = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
-    packages = tmp_path / "list.txt"
-    packages.write_text("# a comment\n\n" + "".join(listed))
+
+    def write(*parts, **files):
+        lines = [add_wheel(tmp_path, part, files.get(part, FILES[part])) for part in parts]
+        (tmp_path / "list.txt").write_text("# a comment\n\n" + "".join(lines))
+        return tmp_path / "list.txt"
+
+    return write
+
+
+def test_a_list_of_packages_gives_parts_without_copies_and_generated_files(
+    packages, tmp_path, prepare
+):
+    # training comes first, wherever it is in the list
+    listed = packages("test", "valid", "train", train={**FILES["train"], "one/all.py": ALL_SOURCE})
     train = FILES["train"]
-    corpus = {part: [] for part in FILES}
-    for _, source, part in read_wheels(get_packages(packages, tmp_path / "wheels")):
-        corpus[part].append(source)
-    assert corpus == {
-        "train": [
-            "import one_of_many_more\n# why\n",
-            train["one/copy_of_b.py"],
-            train["one/no_table.py"],
-        ],
-        "valid": [FILES["valid"]["two/a.py"]],
-        "test": ["import three_of_them\n"],
+    options = ("--packages", listed, "--pieces", PIECES, "--workers", 1)
+    assert prepare("python_source", *options)[0] == 0
+    assert {path.stem: path.read_text() for path in (tmp_path / "out/text").iterdir()} == {
+        "train": "import one_of_many_more\n# why\n"
+        + ALL_SOURCE
+        + train["one/copy_of_b.py"]
+        + train["one/no_table.py"],
+        "valid": FILES["valid"]["two/a.py"],
+        "test": "import three_of_them\n",
     }
+    # the same folder, but with another split
+    expected = "was prepared with another --held-out (None, now 1)"
+    assert refused(prepare("python_source", *options, "--held-out", 1), expected)
+
+
+def test_packages_that_changed_and_unknown_parts_are_refused(packages, tmp_path):
+    listed = packages("train", "test")
     add_wheel(tmp_path, "train", {"other.py": "x = 'another wheel of this version'\n"})
     with pytest.raises(ValueError, match=r"(?s)pip could not download .*train"):
-        get_packages(packages, tmp_path / "others")
+        get_packages(listed, tmp_path / "others")
+    listed.write_text(listed.read_text().replace(" test ", " tset "))
+    with pytest.raises(ValueError, match=r"has the line 'test==1.0 tset .*one of train, valid"):
+        get_packages(listed, tmp_path / "others")
 
 
-def test_held_out_files_are_of_the_training_packages(tmp_path, monkeypatch, prepare):
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    trained = {f"m{i:03}.py": f"number_of_this_file = {i}\n# {ALL_CHARACTERS}\n" for i in range(40)}
-    files = {"train": trained, "valid": FILES["valid"], "test": FILES["test"]}
-    packages = tmp_path / "list.txt"
-    packages.write_text("".join(add_wheel(tmp_path, part, files[part]) for part in files))
-    options = ("--packages", packages, "--held-out", 3, "--pieces", PIECES, "--workers", 1)
-    assert prepare("python_source", *options)[0] == 0
+def test_held_out_files_are_of_the_training_packages(packages, tmp_path, prepare):
+    def numbered(first, number):
+        return "".join(f"number_of_this_line = {i}\n" for i in range(first, first + number))
+
+    trained = {f"m{i:03}.py": numbered(100 * i, 1 + i) + ALL_SOURCE for i in range(40)}
+    listed = packages("test", "valid", "train", train=trained)
+    options = ("--packages", listed, "--pieces", PIECES, "--workers", 1)
+    assert refused(prepare("python_source", *options, "--held-out", 20), "--held-out 20")
+    assert prepare("python_source", *options, "--held-out", 3)[0] == 0
     parts = {path.stem: path.read_text() for path in (tmp_path / "out/text").iterdir()}
-    assert parts.pop("test1").endswith(FILES["test"]["three/a.py"])
-    assert {part: text.count("number_of") for part, text in parts.items()} == {
+    # in the order of the list
+    assert parts.pop("test1") == "import three_of_them\n" + "".join(FILES["valid"].values())
+    assert {part: text.count(ALL_SOURCE) for part, text in parts.items()} == {
         "train": 34,
         "valid": 3,
         "test": 3,
     }
     lines = [line for text in parts.values() for line in text.splitlines() if "number_of" in line]
-    assert len(set(lines)) == 40
+    assert len(set(lines)) == len(lines) == sum(range(1, 41))
+    assert sorted(path.stem for path in (tmp_path / "out/bin").glob("*.idx"))[:2] == [
+        "test",
+        "test1",
+    ]
+
+
+def test_files_with_mostly_lines_of_training_files_are_not_held_out():
+    lines = [f"number_of_this_line = {i}" for i in range(20)]
+    texts = [
+        from_string("mostly copied", "\n".join([*lines[:6], *"abcde" * 9]), "valid"),
+        from_string(
+            "half copied", "\n".join([*lines[:6], *(line * 2 for line in lines[:6])]), "test"
+        ),
+        from_string("training", "\n".join(lines), "train"),
+    ]
+    options = Namespace(packages="list.txt", held_out=None, source_lang=None, target_lang=None)
+    parts = _split.split({}, texts, options, None)
+    assert [text.name for sides in parts.values() for text in sides["txt"]] == [
+        "training",
+        "half copied",
+    ]
