@@ -18,8 +18,8 @@ class Units(NamedTuple):
 
     ``bpe`` and ``tokenizer`` are fairseq's names, ``model`` is the BPE's file, ``language`` selects
     the tokenizer's rules, and ``moses_no_dash_splits`` keeps words with hyphens whole. ``symbols``
-    maps characters to the symbols that stand for them. ``split_punctuation``, from preparation.json
-    beside the folder, makes each punctuation mark a word.
+    maps characters to the symbols that stand for them. ``split_punctuation`` makes each punctuation
+    mark a word.
     """
 
     unit: str = "words"
@@ -40,7 +40,8 @@ def read_units(folder: Path) -> Units:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         settings = folder / "../preparation.json"
-        if settings.is_file():
+        # where older data have it
+        if "split_punctuation" not in content and settings.is_file():
             settings = json.loads(settings.read_text(encoding="utf-8"))
             content["split_punctuation"] = settings.get("split-punctuation")
         units = Units(**{name: content[name] for name in Units._fields if content.get(name)})

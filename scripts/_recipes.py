@@ -8,10 +8,12 @@ from typing import Any
 import yaml
 
 from scripts._shared.commands import FOLDER, as_installed, name_commands
+from scripts.prepare._corpora import find_corpus, options_of
 
 Options = dict[str, Any]
 PAPERS = ("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer")
 ACTIONS = ("prepare", "train", "finish", "evaluate")
+AVERAGE = "checkpoint_average.pt"
 # In a recipe, and after an option of the user: a flag without value; an option that is left out.
 YES, NO = "yes", "no"
 # With --fp16, fairseq flattens all gradients into one tensor, which these optimizers cannot use.
@@ -102,8 +104,18 @@ def to_words(options: Options, data: str, checkpoints: str = "") -> list[str]:
 def prepare_commands(recipe: Options, data: str, more: Options) -> list[list[str]]:
     """Return the command that writes DATA/bin, of the recipe's corpus or a text of the user."""
     ((name, step),) = [(name, step) for name, step in recipe["prepare"].items() if step != NO]
+    if "input" in more:
+        if recipe["options"]["task"] == "translation":
+            raise ValueError(
+                "--input is for a text in one language, and this recipe translates: prepare your "
+                "pairs with `python -m scripts.prepare translation`"
+            )
+        unit = find_corpus(name)["defaults"]["unit"]
+        taken = options_of(find_corpus("text"))
+        step = {option: value for option, value in step.items() if option in taken}
+        step.setdefault("unit", "characters" if unit == "bytes" else unit)
+        name = "text"
     options = {**merge(step, more), "output": data}
-    name = "text" if "input" in more else name
     return [["python", "-m", "scripts.prepare", name, *to_words(options, data)]]
 
 
@@ -122,7 +134,7 @@ def train_commands(
     options.setdefault("log-file", f"{checkpoints}/train.log")
     commands = [["fairseq-train", f"{data}/bin", *to_words(options, data, checkpoints)]]
     if action == "finish" and "average" in recipe:
-        target = f"{checkpoints}/checkpoint_average.pt"
+        target = f"{checkpoints}/{AVERAGE}"
         words = [checkpoints, "--last", recipe["average"], "--output", target]
         commands.append(["python", "-m", "scripts.convert.average", *words])
     return commands

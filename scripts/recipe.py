@@ -33,6 +33,7 @@ from typing import Any
 
 from scripts._recipes import (
     ACTIONS,
+    AVERAGE,
     NO,
     PAPERS,
     YES,
@@ -46,6 +47,7 @@ from scripts._recipes import (
     parse,
     read_recipes,
 )
+from scripts._shared.command_line import exit_status
 from scripts._shared.commands import format_command, name_commands, program
 from scripts._shared.results import markdown_table
 
@@ -79,13 +81,19 @@ def run(words: list[str], log: Path | None = None) -> None:
         [program(name), *words[1:]],
         **({"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if log else {}),
     )
-    if log:
-        with log.open("wb") as file:
-            for line in process.stdout:
-                file.write(line)
-                sys.stdout.buffer.write(line)
-                sys.stdout.flush()
-    if process.wait():
+    try:
+        if log:
+            with log.open("wb") as file:
+                for line in process.stdout:
+                    file.write(line)
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.flush()
+        process.wait()
+    finally:
+        # a training that went on alone would write beside the next one
+        process.terminate()
+        process.wait()
+    if process.returncode:
         raise ValueError(f"{words[0]} ended with exit status {process.returncode}: see above")
 
 
@@ -102,18 +110,39 @@ def run_action(
         return
     record = folder / f"{action}.done"
     text = "\n".join(map(format_command, todo)) + "\n"
-    if not again and record.exists() and record.read_text("utf-8") == text:
-        print(f"{folder}: {action} is complete", flush=True)
-        return
+    if not again and record.exists():
+        if record.read_text("utf-8") == text:
+            print(f"{folder}: {action} is complete", flush=True)
+            return
+        if action == "train" and not differs_in_length(recorded_words(folder), todo[0]):
+            raise ValueError(
+                f"{folder} has a training with other options than --max-update: give another OUT, "
+                "or remove the folder"
+            )
     if not Path(folders[0], "bin").is_dir():
         raise ValueError(f"there is no {folders[0]}/bin: run `prepare {folders[0]}` first")
     if action == "finish" and not (folder / "checkpoint_last.pt").exists():
         raise ValueError(f"there is no checkpoint_last.pt in {folder} to go on from: train first")
     folder.mkdir(parents=True, exist_ok=True)
-    record.unlink(missing_ok=True)
+    # what was done with the weights of before has to be done again
+    for outdated in ACTIONS[ACTIONS.index(action) :]:
+        (folder / f"{outdated}.done").unlink(missing_ok=True)
+    if action == "finish":
+        (folder / AVERAGE).unlink(missing_ok=True)
     for words in todo:
         run(words, folder / "evaluate.log" if action == "evaluate" else None)
     record.write_text(text, "utf-8")
+
+
+def recorded_words(folder: Path) -> list[str]:
+    """Return the words of the command that trained a folder."""
+    return shlex.split((folder / "train.done").read_text("utf-8").replace("\\\n", ""))
+
+
+def differs_in_length(before: list[str], now: list[str]) -> bool:
+    """Return whether two commands of trainings differ in nothing but their updates."""
+    both = [{**parse(words[2:]), "max-update": ""} for words in (before, now)]
+    return both[0] == both[1] and before[:2] == now[:2]
 
 
 def print_list(part: str = "") -> bool:
@@ -188,12 +217,14 @@ def in_unit(bits: float, unit: str) -> str:
 
 def data_unit(folder: Path) -> str:
     """Return the unit of the data that a training read, from the record of its command."""
-    path = Path((folder / "train.done").read_text("utf-8").split()[1], "units.json")
+    path = Path(recorded_words(folder)[1], "units.json")
     return json.loads(path.read_text("utf-8"))["unit"] if path.exists() else "words"
 
 
 def test_results(folder: Path, unit: str) -> str:
     """Return the result of the evaluation: BLEU by folder, or the loss in the unit of the data."""
+    if not (folder / "evaluate.done").exists():
+        return ""
     scores = []
     for path in sorted(folder.glob("*/scores.json")):
         score = json.loads(path.read_text("utf-8"))["detokenized"]["score"]
@@ -233,7 +264,7 @@ def training_row(folder: Path, to_reach: float | None) -> list[str]:
 
 def name_training(folder: Path, output: Path) -> list[str]:
     """Return a training's folder below ``output``, without its seed, and its seed."""
-    words = (folder / "train.done").read_text("utf-8").split()
+    words = recorded_words(folder)
     seed = words[words.index("--seed") + 1] if "--seed" in words else "1"
     name = str(folder.relative_to(output))
     return [name.removesuffix(f"/{seed}") if name != "." else output.resolve().name, seed]
@@ -264,12 +295,7 @@ def results_table(output: Path, loss: str | None = None) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    try:
-        work(sys.argv[1:] if arguments is None else arguments)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: work(sys.argv[1:] if arguments is None else arguments))
 
 
 if __name__ == "__main__":

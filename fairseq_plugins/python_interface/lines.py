@@ -156,6 +156,11 @@ class Bytes(LineCoder):
         return numbers.decode(errors="replace")
 
 
+def space_symbol(symbols: Container[str]) -> str:
+    """Return the symbol of a space among characters: published dictionaries have ``_``."""
+    return "_" if "_" in symbols and BLANK not in symbols else BLANK
+
+
 def unit_lines(
     units: Units,
     symbols: Container[str],
@@ -171,7 +176,5 @@ def unit_lines(
     if units.unit == "bytes" and not split:
         return Bytes()
     if units.unit == "characters" and not split:
-        # published texts have "_" for a space
-        blank = "_" if "_" in symbols and BLANK not in symbols else BLANK
-        return Characters(units.symbols or {" ": blank})
+        return Characters(units.symbols or {" ": space_symbol(symbols)})
     return Words(tokenizer, bpe, units.split_punctuation, reads_blanks)

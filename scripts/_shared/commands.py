@@ -12,6 +12,8 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parents[2]
 # an installed wheel has these modules, too, and runs them as fairseq-plugins
 IN_REPOSITORY = (FOLDER / "pyproject.toml").exists()
+# how many lines of a log an error has
+LAST_LINES = 10
 ROOT = FOLDER if IN_REPOSITORY else Path.cwd()
 
 
@@ -72,7 +74,7 @@ def format_command(words: list[str], width: int = 96) -> str:
 def run_child(words: list[str], log: Path | None = None, text: str | None = None) -> None:
     """Run a command at the root, with ``text`` as its input; write its output to the log, if any.
 
-    Raises ValueError if the exit status is not 0.
+    Raises ValueError, with the log's last lines, if the exit status is not 0.
     """
     # Symbols are not ASCII, so the child must not use the locale's encoding for them.
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.
@@ -84,8 +86,11 @@ def run_child(words: list[str], log: Path | None = None, text: str | None = None
             words, cwd=ROOT, env=environment, input=stdin, check=False, **streams
         )
     if child.returncode:
-        location = f"in {short(log)}" if log else "above"
+        location, end = "above", ""
+        if log:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+            location, end = "below", "".join(f"\n    {line}" for line in lines)
         raise ValueError(
             f"{Path(words[0]).name} ended with exit status {child.returncode}: "
-            f"fix the cause given in its messages {location} and run the same command again"
+            f"fix the cause given in its messages {location} and run the same command again{end}"
         )

@@ -108,6 +108,8 @@ def copy_data(folder: Path, target: Path) -> None:
 def check_tokenizer(tokenizer: Any, text: Any) -> None:
     """Refuse a tokenizer that does not give a text the indices that the loaded model gives it."""
     symbols = text.dictionary.symbols
+    # units that were only steps to others are in no dictionary
+    text.allow_unknown = True
     sample = text.decode(text.encode(text.lines.decode(symbols[text.dictionary.nspecial :])))
     expected = text.encode(sample).tolist()
     if tokenizer.get_vocab() != text.dictionary.indices or expected != tokenizer.encode(

@@ -62,6 +62,11 @@ from scripts.prepare._symbols import (
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError for options that do not fit each other, or files that are something else."""
+    if "," in str(options.output):
+        raise ValueError(
+            f"--output {options.output} has a comma, where fairseq-preprocess would split it: give "
+            "another folder"
+        )
     if options.pair:
         options.source_lang, options.target_lang = options.pair.split("-")
     for side in ("source_lang", "target_lang"):

@@ -8,6 +8,7 @@ model       path of its codes or model, relative to the folder of units.json, el
 tokenizer   moses if it made the words, else null; language: code of the language of its rules;
             moses_no_dash_splits: true if it keeps words with hyphens whole
 symbols     symbols of characters that are not written as themselves, such as the space
+split_punctuation   true if each punctuation mark is a word
 """
 
 import argparse
@@ -17,14 +18,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_plugins.python_interface.lines import BLANK, Characters
 from scripts._shared.commands import format_command, program, run_child, short
 from scripts._shared.files import write_json
 from scripts.prepare._clean import CLEANED
 from scripts.prepare._corpora import Corpus
 from scripts.prepare._lines import folder_progress, read_lines
 from scripts.prepare._split import Parts
-from scripts.prepare._symbols import MODEL
+from scripts.prepare._symbols import MODEL, text_characters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,11 +49,13 @@ def write_units(
     language: str | None = None,
     symbols: Mapping[str, str] = {},
     hyphens: bool = False,
+    split_punctuation: bool = False,
 ) -> None:
     """Write units.json; give Moses' language and hyphens (True: split) if it made the words."""
     tokenizer = "moses" if language else None
     content = {"unit": unit, "bpe": bpe, "model": model, "tokenizer": tokenizer}
     content |= {"language": language, "moses_no_dash_splits": bool(language) and not hyphens}
+    content["split_punctuation"] = split_punctuation
     write_json(folder / "units.json", {**content, "symbols": dict(symbols)})
 
 
@@ -147,11 +149,18 @@ def preprocess(
     return sizes
 
 
-def warn_of_unseen(sizes: Mapping[str, Mapping[str, int]]) -> None:
-    """Warn if <unk> is frequent in valid or test, and the model hardly sees it in training."""
+def warn_of_unseen(sizes: Mapping[str, Mapping[str, int]], foreign: bool) -> None:
+    """Warn if <unk> is frequent in a foreign dictionary, or hardly seen in training."""
     shares = {name: size["unknown"] / max(1, size["tokens"]) for name, size in sizes.items()}
     for split, share in shares.items():
-        if share > MANY_UNKNOWN and shares["train"] < share / 10:
+        if share > MANY_UNKNOWN and foreign:
+            print(
+                f"warning: {share:.1%} of the tokens of {split} are <unk>: the dictionary of "
+                "--srcdict lacks them. Check that --unit and the other options are those of its "
+                "text",
+                flush=True,
+            )
+        elif share > MANY_UNKNOWN and shares["train"] < share / 10:
             print(
                 f"warning: {share:.1%} of the tokens of {split} are <unk>, but only "
                 f"{shares['train']:.2%} in training: a model hardly learns to predict it, and its "
@@ -182,8 +191,10 @@ def binarize_text(
     dictionary = [line.split()[0] for line in read_lines(target / "dict.txt")]
     symbols = {}
     if unit == "characters":
-        known, encode = {BLANK, *dictionary}, Characters().encode
-        blanks = (*filter(str.isspace, map(chr, range(sys.maxunicode))), BLANK)
+        characters = text_characters(options)
+        space, encode = characters.symbols[" "], characters.encode
+        known = {space, *dictionary}
+        blanks = (*filter(str.isspace, map(chr, range(sys.maxunicode))), space)
         symbols = {blank: name for blank in blanks for name in encode(blank) if name in known}
     unknown = sum(size["unknown"] for size in sizes.values())
     if bpe == "sentencepiece" and unknown:
@@ -193,8 +204,9 @@ def binarize_text(
         )
     if "vocabulary" in corpus and unit == "words" and not (options.srcdict or options.moses):
         check_vocabulary(len(dictionary) + corpus.get("unlisted", 2), corpus["vocabulary"])
-    write_units(target, unit, bpe, model, options.moses, symbols)
-    warn_of_unseen(sizes)
+    punctuation = bool(options.split_punctuation)
+    write_units(target, unit, bpe, model, options.moses, symbols, split_punctuation=punctuation)
+    warn_of_unseen(sizes, options.srcdict is not None)
     return len(dictionary), sizes
 
 

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import os
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from scripts._shared.command_line import check_at_least
 
 Corpus = dict[str, Any]
 SPLITS = ("train", "valid", "test")
+SUFFIXES = (".txt", ".txt.gz")
 # Largest default of --workers: each process of fairseq holds the dictionary.
 MOST_WORKERS = 16
 # Fields of options.yaml that are not argparse's.
@@ -108,11 +110,30 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     return total.hexdigest()
 
 
-def contents(path: Path) -> str:
+def texts_of(folder: Path) -> dict[str, Path]:
+    """Return the texts of a folder by name: the three parts, if there is one, or all documents."""
+    documents = {}
+    # of a.txt and a.txt.gz, a.txt is read
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.name.endswith(SUFFIXES) and path.is_file():
+            name = path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
+            documents[name] = path
+    parts = {split: documents[split] for split in SPLITS if split in documents}
+    return parts or {name: documents[name] for name in sorted(documents)}
+
+
+def side_of(prefix: Path, language: str) -> Path | None:
+    """Return the file PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz, if there is one."""
+    names = f"{prefix.name}.{language}", f"{prefix.name}.{language}.gz"
+    return next((path for path in map(prefix.with_name, names) if path.is_file()), None)
+
+
+def contents(path: Path, languages: Iterable[str]) -> str:
     """Return a checksum of a file, or of the texts of a folder or prefix, with their names."""
     if path.is_file():
         return digest(path)
-    texts = path.rglob("*.txt*") if path.is_dir() else path.parent.glob(f"{path.name}.*")
+    sides = [side_of(path, language) for language in languages]
+    texts = texts_of(path).values() if path.is_dir() else filter(None, sides)
     lines = (f"{text.relative_to(path.parent)} {digest(text)}\n" for text in sorted(texts))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -120,10 +141,13 @@ def contents(path: Path) -> str:
 def recorded_options(options: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
     """Return the options that change what is written; files are represented by their contents."""
     recorded: dict[str, Any] = {}
+    languages = (options.source_lang, options.target_lang)
     for name, fields in options_of(corpus).items():
         value = getattr(options, fields.get("dest", name.replace("-", "_")))
         if fields.get("recorded", True) and value is not None:
             paths = value if isinstance(value, list) else [value]
-            values = [contents(path) if isinstance(path, Path) else path for path in paths]
+            values = [
+                contents(path, languages) if isinstance(path, Path) else path for path in paths
+            ]
             recorded[name] = values if isinstance(value, list) else values[0]
     return recorded

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from scripts._shared.commands import short
 from scripts.prepare import _english, _generated, _python_source
-from scripts.prepare._corpora import SPLITS, Corpus
+from scripts.prepare._corpora import SPLITS, Corpus, side_of, texts_of
 from scripts.prepare._get import File
 from scripts.prepare._lines import progress, read_lines
 
-SUFFIXES = (".txt", ".txt.gz")
 # Whitespace for str.split() but not for bytes.split(), such as the no-break space.
 OTHER_WHITESPACE = re.compile(r"[^\S \t\n\r\v\f]")
 # Replaces such whitespace within a word, since fairseq would split the word there.
@@ -61,28 +60,17 @@ def own_text(files: list[File], options: argparse.Namespace) -> list[Text]:
     source = options.input
     if source.is_file():
         return [from_file(source)]
-    parts = {
-        split: path
-        for split in SPLITS
-        for path in (source / f"{split}{suffix}" for suffix in reversed(SUFFIXES))
-        if path.is_file()
-    }
-    if not parts:
+    texts = texts_of(source)
+    if texts.keys().isdisjoint(SPLITS):
         if options.output.is_relative_to(source):
             raise ValueError(
                 f"--output {short(options.output)} lies within --input {short(source)}, where its "
                 "texts would be taken for documents: give a folder beside it"
             )
-        # by name: of a.txt and a.txt.gz, a.txt is read
-        documents = {}
-        for path in sorted(source.rglob("*"), reverse=True):
-            if path.name.endswith(SUFFIXES) and path.is_file():
-                name = path.relative_to(source).as_posix().removesuffix(".gz").removesuffix(".txt")
-                documents[name] = from_file(path)
-        return [documents[name] for name in sorted(documents)]
-    if missing := [f"{split}.txt" for split in SPLITS if split not in parts]:
+        return [from_file(path) for path in texts.values()]
+    if missing := [f"{split}.txt" for split in SPLITS if split not in texts]:
         raise ValueError(
-            f"--input {short(source)} has {next(iter(parts))}.txt and lacks {', '.join(missing)}: "
+            f"--input {short(source)} has {next(iter(texts))}.txt and lacks {', '.join(missing)}: "
             "give all three parts, or a text or folder to be split"
         )
     if options.held_out is not None:
@@ -90,7 +78,7 @@ def own_text(files: list[File], options: argparse.Namespace) -> list[Text]:
             f"--held-out is {options.held_out}, and --input {short(source)} has all three parts: "
             "leave it out"
         )
-    return [from_file(path, split) for split, path in parts.items()]
+    return [from_file(path, split) for split, path in texts.items()]
 
 
 def own_pairs(files: list[File], options: argparse.Namespace) -> list[Text]:
@@ -100,15 +88,15 @@ def own_pairs(files: list[File], options: argparse.Namespace) -> list[Text]:
     texts = []
     for part, prefix in prefixes:
         for language in (options.source_lang, options.target_lang):
-            plain = prefix.with_name(f"{prefix.name}.{language}")
-            paths = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
-            if not paths:
+            path = side_of(prefix, language)
+            if path is None:
+                name = f"{prefix.name}.{language}"
                 raise ValueError(
-                    f"--{part.rstrip('0123456789')} {short(prefix)}: there is no {plain.name} and "
-                    f"no {plain.name}.gz: give the prefix that the names of two files, one for "
+                    f"--{part.rstrip('0123456789')} {short(prefix)}: there is no {name} and "
+                    f"no {name}.gz: give the prefix that the names of two files, one for "
                     f"each language, have before .{language}"
                 )
-            texts.append(from_file(paths[0], part, language))
+            texts.append(from_file(path, part, language))
     return texts
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from fairseq_plugins.python_interface.lines import Characters, Moses, Words
+from fairseq_plugins.python_interface.lines import Characters, Moses, Words, space_symbol
 from scripts._shared.commands import short
 from scripts._shared.files import write_text
 from scripts.prepare._corpora import Corpus
@@ -82,9 +82,15 @@ def moses_tokenizer(
     return lambda lines: [encode(line) for line in lines]
 
 
-def character_symbols() -> LineMapper:
+def text_characters(options: argparse.Namespace) -> Characters:
+    """Return what splits lines into characters, with the space as --srcdict has it, if given."""
+    entries = read_lines(options.srcdict) if options.srcdict else ()
+    return Characters({" ": space_symbol([entry.rpartition(" ")[0] for entry in entries])})
+
+
+def character_symbols(characters: Characters) -> LineMapper:
     """Return a function from lines to lines of their characters, separated by single spaces."""
-    encode = Characters().encode
+    encode = characters.encode
     return lambda lines: [" ".join(encode(line)) for line in lines]
 
 
@@ -116,7 +122,7 @@ def lines_of(
         for line, location in text.lines():
             size["characters"] += len(line) + 1
             size["lines"] += 1
-            size["words"] += line.count(" ") + 1 if line else 0
+            size["words"] += len(line.split())
             yield change(line, location) if change else line
 
 
@@ -141,7 +147,8 @@ def write_tokens(
             size = sizes.setdefault(part, {})[language] = {}
             target = folder / f"{part}.{language}"
             if options.unit == "characters":
-                work = (lines_of(texts, size), target, options.workers, character_symbols)
+                characters = (character_symbols, text_characters(options))
+                work = (lines_of(texts, size), target, options.workers, *characters)
             elif language != "txt":
                 # True: normalize punctuation
                 moses = (moses_tokenizer, language, True, options.aggressive_hyphens)

@@ -27,7 +27,7 @@ def test_a_text_gets_the_indices_that_load_gives_it(words, tmp_path):
     from fairseq.data import Dictionary
 
     from fairseq_plugins.huggingface import SUBWORDS, DictionaryTokenizer
-    from scripts.convert.huggingface import copy_data
+    from scripts.convert.huggingface import check_tokenizer, copy_data
 
     (tmp_path / "text.txt").write_text("\n".join(LINES * 8) + "\n", encoding="utf-8")
     unit, *options = words.split()
@@ -50,6 +50,8 @@ def test_a_text_gets_the_indices_that_load_gives_it(words, tmp_path):
     options = {"source_lang": units.language, "moses_no_dash_splits": units.moses_no_dash_splits}
     options |= {"bpe_codes": str(units.model), "sentencepiece_model": str(units.model)}
     (lines,) = build_lines(units.tokenizer, units.bpe, options, units, [dictionary])
+    # of subwords, the symbols in a row make words with units that no dictionary has
+    check_tokenizer(tokenizer, TextCoder(dictionary, lines))
     coder = TextCoder(dictionary, lines, allow_unknown=True)
     text = "\n".join([*LINES, "xyz", "\u1234", "</s>"]) + "\r\n"
     expected = coder.encode(text)

@@ -2,15 +2,21 @@
 
 import ast
 import json
+import os
 import re
 import shlex
+import signal
+import threading
+import time
 
 import pytest
 from fairseq import options
 
 from scripts import recipe
+from scripts._shared.command_line import exit_status
 from scripts.docs.tables import parse
 from scripts.evaluate import translation
+from scripts.prepare import __main__ as preparation
 from tests.recipes import HYDRA, NAMES, count
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
@@ -157,6 +163,10 @@ def test_what_is_shown_is_what_runs(commands_run, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        (
+            "weighted_transformer/multi30k_en_de prepare D2 --input T",
+            "--input is for a text in one",
+        ),
         ("transformer_xl/enwik8_huge train D C", "there is no recipe transformer_xl/enwik8_huge"),
         ("transformer_xl/enwik8_base finish D C", "enwik8_base has no action finish"),
         ("transformer_xl/enwik8_huge", "there is no recipe transformer_xl/enwik8_huge (did you"),
@@ -182,7 +192,7 @@ def test_the_list_has_the_names_with_a_part(capsys):
     assert line.startswith("transformer_xl/enwik8_base ")
 
 
-def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
+def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path, capsys):
     line = ["all_attention/depth_small", "train", "D", str(tmp_path), "--seeds", "1", "2"]
     assert recipe.main(line) == 0
     assert len(commands_run) == 8
@@ -192,20 +202,66 @@ def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
     assert all(command.count("--seed") == 1 for command in commands_run)
     assert recipe.main(line) == 0
     assert len(commands_run) == 8
-    # another option, another training
-    assert recipe.main([*line, "--lr", "0.001"]) == 0
+    # longer is the same training, whose evaluation is out of date; another option is another one
+    evaluation = [line[0], "evaluate", *line[2:]]
+    assert recipe.main(evaluation) == recipe.main(evaluation) == 0
     assert len(commands_run) == 16
+    assert recipe.main([*line, "--max-update", "9"]) == 0
+    assert len(commands_run) == 24
+    assert recipe.main(evaluation) == 0
+    assert len(commands_run) == 32
+    assert recipe.main([*line, "--lr", "0.001"]) == 1
+    assert "a training with other options" in capsys.readouterr().err
+    assert len(commands_run) == 32
+
+
+def test_a_last_phase_is_averaged_anew(commands_run, tmp_path):
+    for name in ("checkpoint_last.pt", "checkpoint_average.pt"):
+        (tmp_path / name).touch()
+    assert recipe.main(["transformer_xl/ptb", "finish", "D", str(tmp_path)]) == 0
+    assert not (tmp_path / "checkpoint_average.pt").exists()
+
+
+@pytest.mark.parametrize("paper", recipe.PAPERS)
+def test_a_text_of_the_user_takes_the_place_of_a_language_models_corpus(paper, tmp_path):
+    for name in (name for each, name in NAMES if each == paper):
+        if recipe.load(paper, name)["options"]["task"] != "translation":
+            (command,) = recipe.commands(
+                paper, name, "prepare", "D", more={"input": [str(tmp_path)]}
+            )
+            corpus, _, parsed = preparation.parse(command[3:])
+            assert (corpus, parsed.input) == ("text", tmp_path)
+            assert parsed.unit in ("words", "characters", "subwords", "sentencepiece")
+
+
+def test_kill_ends_a_training_with_its_recipe(monkeypatch, tmp_path):
+    child = tmp_path / "child"
+    child.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(recipe, "program", lambda name: str(child))
+    pid = tmp_path / "pid"
+
+    def kill():
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=kill).start()
+    assert exit_status(lambda: recipe.run(["fairseq-train"])) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_results_are_in_the_unit_of_the_data_or_bleu_of_each_test_set(tmp_path):
     for unit, losses in (("characters", (3.0, 2.0, 2.25)), ("words", (8.0, 7.0, 7.5)), ("", ())):
-        data = tmp_path / unit
-        data.mkdir(exist_ok=True)
+        data = tmp_path / f"the {unit}"
+        data.mkdir()
         if unit:
             (data / "units.json").write_text(json.dumps({"unit": unit}))
         folder = tmp_path / "out/paper" / (unit or "pairs") / "1"
         folder.mkdir(parents=True)
-        (folder / "train.done").write_text(f"fairseq-train {data} --x\n")
+        (folder / "train.done").write_text(f"fairseq-train '{data}' \\\n    --x\n")
+        (folder / "evaluate.done").touch()
         lines = []
         for update, loss in enumerate(losses, 1):
             figures = {"wps": 100 * update, "num_updates": update, "wall": 60 * update}

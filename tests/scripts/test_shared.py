@@ -79,11 +79,11 @@ def test_kill_ends_a_command_as_ctrl_c_does_unless_nohup_set_it_aside(number, ca
         signal.signal(number, before)
 
 
-def test_run_child_gives_a_child_its_input_in_utf_8_and_names_the_log_of_one_that_fails(tmp_path):
+def test_run_child_gives_a_child_its_input_in_utf_8_and_says_how_one_failed(tmp_path):
     run_child(["cat"], tmp_path / "log", "caf\u00e9\n")
     assert (tmp_path / "log").read_text(encoding="utf-8") == "caf\u00e9\n"
-    with pytest.raises(ValueError, match=r"sh ended with exit status 3: .*log"):
-        run_child(["sh", "-c", "exit 3"], tmp_path / "log")
+    with pytest.raises(ValueError, match=r"(?s)sh ended with exit status 3: .*\n +no space"):
+        run_child(["sh", "-c", "echo no space; exit 3"], tmp_path / "log")
 
 
 def test_atomic_write_keeps_the_old_file_after_an_error(tmp_path):

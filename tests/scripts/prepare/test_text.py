@@ -2,10 +2,12 @@
 
 import gzip
 import random
+import shutil
 
 import pytest
 from sacremoses import MosesDetokenizer
 
+from fairseq_plugins.units import read_units
 from tests.scripts.prepare.prepared import SPLITS, contents, lines, read_json, write_files
 from tests.scripts.refusals import refused
 
@@ -120,14 +122,36 @@ def test_three_parts_rare_words_and_punctuation_marks(prepare, tmp_path):
     options = (*words, "--split-punctuation", "--output", tmp_path / "marks")
     assert prepare(*options)[0] == 0
     assert written(tmp_path / "marks", "train") == ["( It ' s _ so _ \u2013 na\u00efve ! )"]
+    assert read_units(shutil.copytree(tmp_path / "marks/bin", tmp_path / "copy")).split_punctuation
 
 
-def test_pieces_are_learned_from_long_lines_too(prepare, tmp_path):
+def test_only_the_files_that_are_read_decide_whether_a_folder_is_complete(prepare, tmp_path):
+    files = {f"{split}.txt": "a b\n" for split in SPLITS}
+    for name, more in {
+        "parts": files,
+        "documents": {f"d{n}.txt": "a b\n" for n in range(9)},
+    }.items():
+        folder = tmp_path / name
+        write_files(folder, more)
+        out = folder / "out" if name == "parts" else tmp_path / "out"
+        words = ("--input", folder, "--unit", "words", "--output", out)
+        assert prepare(*words)[0] == 0
+        write_files(folder, {f"{next(iter(more))}~": "a backup", "folder.txt.d/x": "no text"})
+        (folder / "folder.txt").mkdir()
+        status, said, error = prepare(*words)
+        assert (status, said, error) == (0, f"{out}: complete\n", "")
+        write_files(folder, {next(iter(more)): "b a\n"})
+        assert refused(prepare(*words), "was prepared with another --input")
+
+
+def test_pieces_are_learned_from_long_lines_too_and_indentation_is_no_word(prepare, tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("\n".join([*["alpha beta"] * 20, *["gamma delta " * 900] * 20]) + "\n")
+    path.write_text("\n".join([*["    alpha  beta"] * 20, *["gamma delta " * 900] * 20]) + "\n")
     options = ("--input", path, "--unit", "sentencepiece", "--pieces", 300, "--held-out", 1)
     assert prepare(*options)[0] == 0
     assert "\u2581gamma" in (tmp_path / "out" / "bin" / "dict.txt").read_text(encoding="utf-8")
+    train = read_json(tmp_path / "out" / "preparation.json")["splits"]["train"]
+    assert train["words"] == 20 * 2 + 18 * 1800
 
 
 def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
@@ -141,6 +165,24 @@ def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
     assert (second / "bpe" / "codes").read_bytes() == codes.read_bytes()
     assert (second / "bin" / "dict.txt").read_bytes() == srcdict.read_bytes()
     assert written(second, "train", "bpe")[0].replace("@@ ", "") == "another old hat"
+
+
+def test_a_dictionary_may_have_another_symbol_for_the_space_but_not_for_the_rest(
+    prepare, source, tmp_path
+):
+    words = ("--input", source, "--unit", "characters", "--srcdict", tmp_path / "dict.txt")
+    symbols = sorted({*"".join(LINES), "_"} - {" "})
+    write_files(tmp_path, {"dict.txt": "".join(f"{symbol} 1\n" for symbol in symbols)})
+    status, said, _ = prepare(*words)
+    assert status == 0
+    assert "warning" not in said
+    out = tmp_path / "out"
+    assert read_json(out / "bin" / "units.json")["symbols"][" "] == "_"
+    assert "<unk>" not in "".join(lines(out / "bin", "train"))
+    write_files(tmp_path, {"dict.txt": "".join(f"{symbol} 1\n" for symbol in symbols[5:])})
+    status, said, _ = prepare(*words, "--output", tmp_path / "foreign")
+    assert status == 0
+    assert "warning" in said
 
 
 @pytest.mark.parametrize(("unit", "symbol"), [("words", "</s>"), ("subwords", "<unk>")])
@@ -160,6 +202,7 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
     ("words", "named"),
     [
         ("--unit words --input {}/half", "--input {}/half"),
+        ("--unit words --input {}/text.txt --output {}/a,b", "--output {}/a,b has a comma"),
         ("--unit words --input {}/text.txt --held-out 20", "--held-out 20"),
         ("--unit words --input {}/blank.txt", "{}/blank.txt"),
         ("--unit words --input {}/latin.txt", "latin.txt, line 3"),
