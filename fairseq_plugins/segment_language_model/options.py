@@ -128,7 +128,7 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         4, "factor by which each cluster of the adaptive softmax is narrower than the one before"
     )
     adaptive_softmax_dropout: float = option(
-        0.0, "dropout of the adaptive softmax's tail projections"
+        0.0, "dropout before the adaptive softmax, and again after its tails' projections"
     )
     tie_adaptive_weights: bool = option(
         False, "tie the embeddings of adaptive input and adaptive softmax"

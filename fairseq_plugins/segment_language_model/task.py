@@ -202,8 +202,9 @@ class SegmentLanguageModelingTask(EvaluationTask, GenerationTask):
             )
         if max_tokens is not None:
             raise ValueError(
-                f"--max-tokens is {max_tokens}: the text is read as parallel streams, so give "
-                "their number, --batch-size, and the segment length, --tokens-per-sample, instead"
+                f"--max-tokens is {max_tokens} (fairseq-generate sets it without --batch-size): "
+                "the text is read as parallel streams, so give their number, --batch-size, and the "
+                "segment length, --tokens-per-sample, instead"
             )
         count = 1 if max_sentences is None else max_sentences
         if not 1 <= count <= len(dataset) // num_shards:
