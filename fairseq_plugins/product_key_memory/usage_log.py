@@ -71,8 +71,9 @@ class UsageLog:
             logger.warning(
                 "batch norm's running statistics lag behind the queries of %s by %.1f standard "
                 "deviations: validation and evaluation use them, so their losses are higher than "
-                "what was learned; evaluate an average of the last checkpoints, or measure the "
-                "statistics anew (docs/training.md)",
+                "what was learned; train with norms before the sublayers "
+                "(--decoder-normalize-before), or evaluate an average of the last checkpoints, or "
+                "measure the statistics anew (docs/training.md)",
                 self.name,
                 lag,
             )
