@@ -9,8 +9,8 @@
     python -m scripts.recipe results OUT [--to-reach LOSS]
 
 Options at the end win over those of the recipe; "--option no" takes one back. `prepare DATA --input
-TEXT` prepares your own text in place of the recipe's. `show --hydra` prints a configuration for
-fairseq-hydra-train.
+TEXT` prepares your own text in place of a language model's. `show --hydra` prints a configuration
+for fairseq-hydra-train.
 
 Several names, names of groups, or --seeds 1 2 make tables: train, finish and evaluate then read
 and write OUT/PAPER/NAME/SEED in place of CHECKPOINTS, one after another, and pass over what is
@@ -28,6 +28,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ from scripts._recipes import (
 from scripts._shared.command_line import exit_status
 from scripts._shared.commands import format_command, name_commands, program
 from scripts._shared.results import markdown_table
+
+# how long an interrupted command may take to end by itself
+SECONDS_TO_END = 5
 
 
 def describe(recipe: Options, *keys: str) -> str:
@@ -90,7 +94,10 @@ def run(words: list[str], log: Path | None = None) -> None:
                     sys.stdout.flush()
         process.wait()
     finally:
-        # a training that went on alone would write beside the next one
+        # Ctrl-C reaches the command, too, but kill does not: a training that went on alone would
+        # write beside the next one
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
         process.terminate()
         process.wait()
     if process.returncode:
@@ -110,15 +117,9 @@ def run_action(
         return
     record = folder / f"{action}.done"
     text = "\n".join(map(format_command, todo)) + "\n"
-    if not again and record.exists():
-        if record.read_text("utf-8") == text:
-            print(f"{folder}: {action} is complete", flush=True)
-            return
-        if action == "train" and not differs_in_length(recorded_words(folder), todo[0]):
-            raise ValueError(
-                f"{folder} has a training with other options than --max-update: give another OUT, "
-                "or remove the folder"
-            )
+    if not again and record.exists() and record.read_text("utf-8") == text:
+        print(f"{folder}: {action} is complete", flush=True)
+        return
     if not Path(folders[0], "bin").is_dir():
         raise ValueError(f"there is no {folders[0]}/bin: run `prepare {folders[0]}` first")
     if action == "finish" and not (folder / "checkpoint_last.pt").exists():
@@ -127,7 +128,7 @@ def run_action(
     # what was done with the weights of before has to be done again
     for outdated in ACTIONS[ACTIONS.index(action) :]:
         (folder / f"{outdated}.done").unlink(missing_ok=True)
-    if action == "finish":
+    if action != "evaluate":
         (folder / AVERAGE).unlink(missing_ok=True)
     for words in todo:
         run(words, folder / "evaluate.log" if action == "evaluate" else None)
@@ -137,12 +138,6 @@ def run_action(
 def recorded_words(folder: Path) -> list[str]:
     """Return the words of the command that trained a folder."""
     return shlex.split((folder / "train.done").read_text("utf-8").replace("\\\n", ""))
-
-
-def differs_in_length(before: list[str], now: list[str]) -> bool:
-    """Return whether two commands of trainings differ in nothing but their updates."""
-    both = [{**parse(words[2:]), "max-update": ""} for words in (before, now)]
-    return both[0] == both[1] and before[:2] == now[:2]
 
 
 def print_list(part: str = "") -> bool:

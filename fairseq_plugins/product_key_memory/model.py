@@ -81,9 +81,6 @@ class MemoryLanguageModel(TransformerLanguageModel):
         for width in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
-        if cfg.add_bos_token and cfg.max_target_positions is None:
-            # fairseq has no position for the token at the beginning
-            cfg.max_target_positions = cfg.tokens_per_sample + 1
         model = super().build_model(cfg, task)
         put_memories(model.decoder, cfg)
         if not cfg.memory_layers:

@@ -72,8 +72,8 @@ class UsageLog:
                 "batch norm's running statistics lag behind the queries of %s by %.1f standard "
                 "deviations: validation and evaluation use them, so their losses are higher than "
                 "what was learned; train with norms before the sublayers "
-                "(--decoder-normalize-before), or evaluate an average of the last checkpoints, or "
-                "measure the statistics anew (docs/training.md)",
+                "(--decoder-normalize-before or --encoder-normalize-before), evaluate an average "
+                "of the last checkpoints, or measure the statistics anew (docs/training.md)",
                 self.name,
                 lag,
             )

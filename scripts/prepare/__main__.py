@@ -62,10 +62,10 @@ from scripts.prepare._symbols import (
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError for options that do not fit each other, or files that are something else."""
-    if "," in str(options.output):
+    if options.unit not in ("bytes", "plain") and "," in short(options.output):
         raise ValueError(
-            f"--output {options.output} has a comma, where fairseq-preprocess would split it: give "
-            "another folder"
+            f"--output {short(options.output)} has a comma, where fairseq-preprocess would split "
+            "it: give another folder"
         )
     if options.pair:
         options.source_lang, options.target_lang = options.pair.split("-")

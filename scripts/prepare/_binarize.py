@@ -156,8 +156,7 @@ def warn_of_unseen(sizes: Mapping[str, Mapping[str, int]], foreign: bool) -> Non
         if share > MANY_UNKNOWN and foreign:
             print(
                 f"warning: {share:.1%} of the tokens of {split} are <unk>: the dictionary of "
-                "--srcdict lacks them. Check that --unit and the other options are those of its "
-                "text",
+                "--srcdict lacks them. Give the options with which the dictionary was made",
                 flush=True,
             )
         elif share > MANY_UNKNOWN and shares["train"] < share / 10:

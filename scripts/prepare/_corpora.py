@@ -132,8 +132,10 @@ def contents(path: Path, languages: Iterable[str]) -> str:
     """Return a checksum of a file, or of the texts of a folder or prefix, with their names."""
     if path.is_file():
         return digest(path)
-    sides = [side_of(path, language) for language in languages]
-    texts = texts_of(path).values() if path.is_dir() else filter(None, sides)
+    if path.is_dir():
+        texts = [*texts_of(path).values()]
+    else:
+        texts = [side for side in (side_of(path, code) for code in languages) if side]
     lines = (f"{text.relative_to(path.parent)} {digest(text)}\n" for text in sorted(texts))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -18,7 +18,6 @@ from tests.product_key_memory.tiny import (
     tiny_transformer,
 )
 from tests.recipes import HYDRA
-from tests.tiny import tokens
 
 
 @pytest.mark.filterwarnings(HYDRA)
@@ -72,12 +71,6 @@ def test_memory_options_without_a_memory_cause_a_warning(build_it, caplog):
     (warning,) = (text for text in caplog.messages if "memory" in text)
     assert "memory-layers for --memory-slots, " in warning
     assert "--memory-output-gate" in warning
-
-
-def test_a_block_with_a_token_at_its_beginning_has_a_position_for_each():
-    model = tiny_language_model(memory_layers="2", decoder_learned_pos=True, add_bos_token=True)
-    logits, _ = model(tokens(2, 17))
-    assert logits.shape[:2] == (2, 17)
 
 
 @pytest.mark.parametrize("kind", BUILDERS)

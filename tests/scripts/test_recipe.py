@@ -13,7 +13,6 @@ import pytest
 from fairseq import options
 
 from scripts import recipe
-from scripts._shared.command_line import exit_status
 from scripts.docs.tables import parse
 from scripts.evaluate import translation
 from scripts.prepare import __main__ as preparation
@@ -192,7 +191,7 @@ def test_the_list_has_the_names_with_a_part(capsys):
     assert line.startswith("transformer_xl/enwik8_base ")
 
 
-def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path, capsys):
+def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path):
     line = ["all_attention/depth_small", "train", "D", str(tmp_path), "--seeds", "1", "2"]
     assert recipe.main(line) == 0
     assert len(commands_run) == 8
@@ -202,16 +201,13 @@ def test_several_trainings_pass_over_what_is_complete(commands_run, tmp_path, ca
     assert all(command.count("--seed") == 1 for command in commands_run)
     assert recipe.main(line) == 0
     assert len(commands_run) == 8
-    # longer is the same training, whose evaluation is out of date; another option is another one
+    # of a training that goes on, the evaluation is out of date
     evaluation = [line[0], "evaluate", *line[2:]]
     assert recipe.main(evaluation) == recipe.main(evaluation) == 0
     assert len(commands_run) == 16
     assert recipe.main([*line, "--max-update", "9"]) == 0
     assert len(commands_run) == 24
     assert recipe.main(evaluation) == 0
-    assert len(commands_run) == 32
-    assert recipe.main([*line, "--lr", "0.001"]) == 1
-    assert "a training with other options" in capsys.readouterr().err
     assert len(commands_run) == 32
 
 
@@ -222,19 +218,18 @@ def test_a_last_phase_is_averaged_anew(commands_run, tmp_path):
     assert not (tmp_path / "checkpoint_average.pt").exists()
 
 
-@pytest.mark.parametrize("paper", recipe.PAPERS)
+@pytest.mark.parametrize("paper", [paper for paper in recipe.PAPERS if paper[:1] != "w"])
 def test_a_text_of_the_user_takes_the_place_of_a_language_models_corpus(paper, tmp_path):
     for name in (name for each, name in NAMES if each == paper):
-        if recipe.load(paper, name)["options"]["task"] != "translation":
-            (command,) = recipe.commands(
-                paper, name, "prepare", "D", more={"input": [str(tmp_path)]}
-            )
-            corpus, _, parsed = preparation.parse(command[3:])
-            assert (corpus, parsed.input) == ("text", tmp_path)
-            assert parsed.unit in ("words", "characters", "subwords", "sentencepiece")
+        (command,) = recipe.commands(paper, name, "prepare", "D", more={"input": [str(tmp_path)]})
+        corpus, _, parsed = preparation.parse(command[3:])
+        assert (corpus, parsed.input) == ("text", tmp_path)
+        assert parsed.unit in ("words", "characters", "subwords", "sentencepiece")
 
 
 def test_kill_ends_a_training_with_its_recipe(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(recipe, "SECONDS_TO_END", 0.1)
     child = tmp_path / "child"
     child.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     child.chmod(0o755)
@@ -247,7 +242,7 @@ def test_kill_ends_a_training_with_its_recipe(monkeypatch, tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=kill).start()
-    assert exit_status(lambda: recipe.run(["fairseq-train"])) == 130
+    assert recipe.main(["transformer_xl/ptb", "train", str(tmp_path), str(tmp_path / "C")]) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
