@@ -138,7 +138,9 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
     memory_lr: float = option(1e-3, "learning rate of the memories' values, constant by default")
     memory_scheduled: bool = option(
-        False, "let --lr-scheduler change --memory-lr by the same factor as --lr"
+        False,
+        "let --lr-scheduler change --memory-lr by the same factor as --lr, warm-up included (worse "
+        "than a constant rate in our experiments)",
     )
     memory_betas: Optional[str] = option(
         None,
