@@ -9,6 +9,8 @@ from fairseq_plugins.units import read_units
 from scripts.prepare import __main__ as preparation
 
 LINES = ["Ein  Test: x_1, y-2!", "", "\tdef f(x):", "    return x\u00a0+ 1  ", "a\u2581b"]
+# the unit GH@@ is a step to others, and no text has it; the symbols G@@ and H@@ in a row make it
+LINES += ["GHK GHL GHK GHL Gx Hy"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,6 @@ def test_a_text_gets_the_indices_that_load_gives_it(words, tmp_path):
     options = {"source_lang": units.language, "moses_no_dash_splits": units.moses_no_dash_splits}
     options |= {"bpe_codes": str(units.model), "sentencepiece_model": str(units.model)}
     (lines,) = build_lines(units.tokenizer, units.bpe, options, units, [dictionary])
-    # of subwords, the symbols in a row make words with units that no dictionary has
     check_tokenizer(tokenizer, TextCoder(dictionary, lines))
     coder = TextCoder(dictionary, lines, allow_unknown=True)
     text = "\n".join([*LINES, "xyz", "\u1234", "</s>"]) + "\r\n"
