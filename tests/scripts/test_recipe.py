@@ -232,7 +232,7 @@ def test_kill_ends_a_training_with_its_recipe(monkeypatch, tmp_path):
     monkeypatch.setattr(recipe, "SECONDS_TO_END", 0.1)
     child = tmp_path / "child"
     ends = f"trap 'touch {tmp_path}/ended; exit' TERM"
-    child.write_text(f"#!/bin/sh\n{ends}\necho > {tmp_path}/began\nsleep 9 & wait\n")
+    child.write_text(f"#!/bin/sh\n{ends}\nsleep 1\necho > {tmp_path}/began\nsleep 9 & wait\n")
     child.chmod(0o755)
     monkeypatch.setattr(recipe, "program", lambda name: str(child))
 
