@@ -128,7 +128,7 @@ def run_action(
     # what was done with the weights of before has to be done again
     for outdated in ACTIONS[ACTIONS.index(action) :]:
         (folder / f"{outdated}.done").unlink(missing_ok=True)
-    if action != "evaluate":
+    if action != "evaluate" and "average" in load(paper, name):
         (folder / AVERAGE).unlink(missing_ok=True)
     for words in todo:
         run(words, folder / "evaluate.log" if action == "evaluate" else None)

@@ -12,9 +12,9 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parents[2]
 # an installed wheel has these modules, too, and runs them as fairseq-plugins
 IN_REPOSITORY = (FOLDER / "pyproject.toml").exists()
+ROOT = FOLDER if IN_REPOSITORY else Path.cwd()
 # how many lines of a log an error has
 LAST_LINES = 10
-ROOT = FOLDER if IN_REPOSITORY else Path.cwd()
 
 
 def name_commands(text: str) -> str:
